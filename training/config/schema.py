@@ -1,0 +1,222 @@
+"""The run configuration: one frozen object per section of config.yaml.
+
+Every field has a description; `docs/configuration.md` is generated from them, and `config.yaml` shows the usual ones.
+Checks that need only the configuration are here; checks that need to know the machine (GPUs, ranks, memory) are in
+launch/plan.py.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from training.config.presets import PRESETS
+
+PositiveInt = Annotated[int, Field(gt=0, strict=True)]
+NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
+# Not strict: YAML 1.1 readers hand over "5e-5" as a string.
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, and a key it does not know is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RunSection(Section):
+    """What the run is called and where its folder lies."""
+
+    name: str | None = Field(None, description="Name of the run and of its folder; null makes one from date and time.")
+    dir: str = Field("runs", description="Folder that holds the run folders.")
+    seed: NonNegativeInt = Field(42, description="Seed of weights, data order, recurrence and latent state.")
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_a_folder_name(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value):
+            raise ValueError("use letters, digits, '.', '_' and '-' (at most 100, starting with a letter or digit)")
+        return value
+
+
+class ModelSection(Section):
+    """Shape of the recurrent-depth model. A preset fills what is not given."""
+
+    preset: str | None = Field("demo", description=f"One of {', '.join(PRESETS)}; null takes only the keys below.")
+    vocab_size: PositiveInt = Field(65536, description="Entries of the vocabulary; at least those of the tokenizer.")
+    context_length: PositiveInt = Field(4096, description="Longest sequence in tokens (size of the rotary table).")
+    width: PositiveInt = Field(1024, description="Width C of the residual stream.")
+    heads: PositiveInt = Field(16, description="Attention heads; width / heads must be even.")
+    mlp_width: PositiveInt = Field(2816, description="Inner width of the gated MLP.")
+    prelude_layers: PositiveInt = Field(2, description="Blocks of the prelude.")
+    core_layers: PositiveInt = Field(4, description="Blocks of the recurrent core.")
+    coda_layers: PositiveInt = Field(2, description="Blocks of the coda.")
+    mean_recurrence: PositiveInt = Field(32, description="Mean number of core iterations in training (rbar).")
+    backprop_depth: PositiveInt = Field(8, description="Last core iterations that receive gradient (k).")
+    recurrence_sampling: Literal["lognormal-poisson", "poisson", "fixed"] = Field(
+        "lognormal-poisson", description="How the number of iterations is drawn at each micro-batch."
+    )
+    rope_base: PositiveFloat = Field(50000.0, description="Base of the rotary position embedding.")
+    norm_eps: PositiveFloat = Field(1e-6, description="Epsilon of RMSNorm.")
+    qk_bias: bool = Field(True, description="Learned bias on queries and keys before the rotary embedding.")
+    tie_embeddings: bool = Field(True, description="Use the embedding matrix as output head.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_from_preset(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        name = data.get("preset", "demo")
+        if name is None:
+            return data
+        if not isinstance(name, str) or name not in PRESETS:
+            return data  # named by the check below, with the line of the key
+        return {**PRESETS[name], **data}
+
+    @field_validator("preset")
+    @classmethod
+    def _preset_is_known(cls, value: str | None) -> str | None:
+        if value is not None and value not in PRESETS:
+            raise ValueError(f"there is no preset {value!r}; choose one of {', '.join(PRESETS)}")
+        return value
+
+    @model_validator(mode="after")
+    def _head_width_is_even(self) -> ModelSection:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        if (self.width // self.heads) % 2:
+            raise ValueError(
+                f"width / heads is {self.width // self.heads}, but rotary embedding needs an even head width"
+            )
+        return self
+
+    @property
+    def head_width(self) -> int:
+        """Width D of one attention head."""
+        return self.width // self.heads
+
+
+class DataSection(Section):
+    """Which dataset the run reads, and how."""
+
+    path: str = Field(
+        "demo", description="Folder of a prepared dataset (manifest.json in it); 'demo' is built on first use."
+    )
+    num_workers: NonNegativeInt = Field(0, description="Reader processes a rank; 0 reads in the training process.")
+
+
+class TrainingSection(Section):
+    """Batch, length, optimizer, schedule, precision and memory."""
+
+    batch_size: PositiveInt = Field(32, description="Global batch: sequences an optimizer step, over all ranks.")
+    micro_batch_size: PositiveInt | Literal["auto"] = Field(
+        "auto",
+        description="Sequences a rank takes at once; the rest of the batch is accumulated. auto: what memory allows.",
+    )
+    num_epochs: PositiveInt = Field(1, description="Passes over the training set, unless max_steps is given.")
+    max_steps: PositiveInt | None = Field(None, description="Optimizer steps; null derives them from num_epochs.")
+    optimizer: Annotated[Literal["adamw", "adam-atan2"], BeforeValidator(_lower)] = Field(
+        "adamw", description="adamw, or adam-atan2 (the reference's Adam without epsilon in the division)."
+    )
+    learning_rate: PositiveFloat = Field(4e-5, description="Peak learning rate.")
+    min_learning_rate: NonNegativeFloat = Field(0.0, description="Learning rate at the end of the schedule.")
+    beta1: Fraction = Field(0.9, description="Decay of the first moment.")
+    beta2: Fraction = Field(0.95, description="Decay of the second moment.")
+    eps: PositiveFloat = Field(1e-8, description="AdamW: term in the denominator. adam-atan2: floor of sqrt(v).")
+    weight_decay: NonNegativeFloat = Field(0.01, description="Decoupled weight decay; norms and biases have none.")
+    update_clipping: bool = Field(
+        False, description="adam-atan2 only: limit each tensor's update by its RMS g/sqrt(v)."
+    )
+    lr_schedule: Literal["constant", "linear", "cosine", "trapezoid"] = Field(
+        "trapezoid", description="Shape of the learning rate after warm-up."
+    )
+    warmup_steps: NonNegativeInt = Field(0, description="Optimizer steps of linear warm-up.")
+    cooldown_steps: NonNegativeInt = Field(0, description="trapezoid: optimizer steps of linear decay at the end.")
+    gradient_clipping: NonNegativeFloat = Field(1.0, description="Largest global gradient norm; 0 does not clip.")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto", description="auto: bf16 where the hardware computes in it, else fp32."
+    )
+    activation_checkpointing: Literal["none", "per_iteration"] = Field(
+        "none", description="per_iteration keeps only the state between core iterations and recomputes the rest."
+    )
+    compile: bool | Literal["auto"] = Field("auto", description="torch.compile of the blocks; auto: where it pays.")
+    max_nonfinite_steps: NonNegativeInt = Field(
+        8, description="Skipped steps in a row (NaN, inf) before the run stops."
+    )
+
+    @field_validator("activation_checkpointing", mode="before")
+    @classmethod
+    def _no_reentrant_checkpointing(cls, value: Any) -> Any:
+        if value == "reentrant":
+            raise ValueError(
+                "reentrant checkpointing computes the gradient of reused weights more than once, which ZeRO 2 and 3 refuse; "
+                "use per_iteration (non-reentrant)"
+            )
+        return value
+
+
+class DistributedSection(Section):
+    """Ranks, how they meet and how ZeRO shards."""
+
+    backend: Annotated[Literal["auto", "nccl", "gloo", "mpi"], BeforeValidator(_lower)] = Field(
+        "auto", description="Collectives: auto takes nccl with GPUs and gloo without."
+    )
+    init_method: str = Field("env://", description="Rendezvous: env:// or tcp://host:port.")
+    zero_stage: Literal["auto", 0, 1, 2, 3] = Field("auto", description="ZeRO stage; auto takes the lowest that fits.")
+    ranks_per_node: PositiveInt | Literal["auto"] = Field("auto", description="auto: one a GPU, or 2 without a GPU.")
+    timeout_s: PositiveFloat = Field(900.0, description="Longest wait for a collective, in seconds.")
+
+    @field_validator("init_method")
+    @classmethod
+    def _init_method_is_known(cls, value: str) -> str:
+        if value == "env://":
+            return value
+        match = re.fullmatch(r"tcp://(\[[0-9A-Fa-f:]+\]|[^\s/:]+):(\d{1,5})", value)
+        if not match or not 0 < int(match.group(2)) < 65536:
+            raise ValueError(f"{value!r} is neither env:// nor tcp://host:port")
+        return value
+
+
+class CheckpointSection(Section):
+    """When the run is saved."""
+
+    interval_steps: PositiveInt | None = Field(
+        None, description="Save every so many steps; null saves at the end only."
+    )
+
+
+class EvaluationSection(Section):
+    """Held-out perplexity and samples."""
+
+    interval_steps: PositiveInt | None = Field(None, description="Evaluate every so many steps; null: at the end only.")
+    recurrences: tuple[PositiveInt, ...] = Field((1, 4, 8, 16), description="Iteration counts in the closing table.")
+    max_sequences: PositiveInt = Field(256, description="Held-out sequences an evaluation reads.")
+    prompt: str = Field("The ", description="Beginning of the sample that the run writes at its end.")
+    sample_tokens: NonNegativeInt = Field(64, description="Length of that sample; 0 writes none.")
+
+
+class MonitoringSection(Section):
+    """What the run reports while it goes."""
+
+    log_interval_steps: PositiveInt = Field(10, description="Steps between two log lines and metrics records.")
+
+
+class RunConfig(Section):
+    """A whole run: validated once, frozen, the same object on the control side and in every rank."""
+
+    run: RunSection = Field(default_factory=RunSection)
+    model: ModelSection = Field(default_factory=ModelSection)
+    data: DataSection = Field(default_factory=DataSection)
+    training: TrainingSection = Field(default_factory=TrainingSection)
+    distributed: DistributedSection = Field(default_factory=DistributedSection)
+    checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
+    evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
+    monitoring: MonitoringSection = Field(default_factory=MonitoringSection)
