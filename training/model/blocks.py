@@ -1,8 +1,8 @@
 """Parts of the model: RMSNorm, rotary embedding, attention, gated MLP and the sandwich block.
 
-Shapes: B sequences, T tokens, C width, H heads, D = C / H, I inner width of the MLP. Parameters may be float32, bfloat16 or
-float16; norm statistics and the rotary embedding are always float32. Every module touches only parameters that it owns, inside
-its own forward: ZeRO-3 gathers them there.
+Shapes: B sequences, T tokens, C width, H heads, D = C / H, I inner width of the MLP. Parameters may be float32,
+bfloat16 or float16; norm statistics and the rotary embedding are always float32. Every module touches only parameters
+that it owns, inside its own forward: ZeRO-3 gathers them there.
 """
 
 from __future__ import annotations

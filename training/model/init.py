@@ -1,8 +1,8 @@
 """Initial weights, after Takase et al. as the reference uses them (arXiv 2502.05171, section 3.2).
 
-std = sqrt(2 / (5 C)) for embedding, Wqkv, mlp.fc, adapter and an untied head; std / sqrt(2 L) for the projections that write
-into the residual stream, where L = prelude + coda + core * mean_recurrence layers are run on average. All draws are normal, cut at
-three standard deviations; norm weights are 1 and biases 0.
+std = sqrt(2 / (5 C)) for embedding, Wqkv, mlp.fc, adapter and an untied head; std / sqrt(2 L) for the projections
+that write into the residual stream, where L = prelude + coda + core * mean_recurrence layers are run on average. All
+draws are normal, cut at three standard deviations; norm weights are 1 and biases 0.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def initial_std(name: str, config: ModelSection) -> float | None:
 def init_weights(model: nn.Module, config: ModelSection, seed: int) -> None:
     """Fills every parameter of `model`.
 
-    Each parameter has a generator of its own, keyed by seed and name, and is drawn in float32 on the CPU: the result depends
-    neither on the device nor on the number of ranks. Parameters on the meta device are left alone; those that ZeRO-3 has
-    partitioned are gathered one at a time, so call it on all ranks.
+    Each parameter has a generator of its own, keyed by seed and name, and is drawn in float32 on the CPU: the result
+    depends neither on the device nor on the number of ranks. Parameters on the meta device are left alone; those that
+    ZeRO-3 has partitioned are gathered one at a time, so call it on all ranks.
     """
     for name, parameter in model.named_parameters():
         if hasattr(parameter, "ds_id"):

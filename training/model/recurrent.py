@@ -5,8 +5,8 @@
     s_i    = Core( Adapter( concat(s_{i-1}, e) ) )      i = 1..r, the same weights each time
     logits = head( ln_f( Coda( ln_f(s_r) ) ) )          ln_f is one module used twice
 
-Training runs the first n iterations without gradient and the last k with it, so memory and backward cost do not depend on r = n + k.
-The loop is plain Python: only single blocks are compiled, so a new r compiles nothing.
+Training runs the first n iterations without gradient and the last k with it, so memory and backward cost do not
+depend on r = n + k. The loop is plain Python: only single blocks are compiled, so a new r compiles nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from training.model.vocab import VocabTable
 
 
 class ModelOutput(NamedTuple):
-    """What a forward returns: loss (with labels), float32 logits (without labels, or on request), statistics (on request)."""
+    """What a forward returns: loss (with labels), float32 logits (without, or on request), statistics (on request)."""
 
     loss: Tensor | None
     logits: Tensor | None
@@ -34,7 +34,7 @@ class ModelOutput(NamedTuple):
 
 
 class RecurrentLM(nn.Module):
-    """The model. Parameters carry the reference's names, so its checkpoints load; a tied head has no parameter of its own."""
+    """The model. Parameters carry the reference's names, so its checkpoints load; a tied head has none of its own."""
 
     def __init__(self, config: ModelSection, *, activation_checkpointing: bool = False) -> None:
         super().__init__()
@@ -69,10 +69,10 @@ class RecurrentLM(nn.Module):
     ) -> ModelOutput:
         """Runs the model on input_ids [B, T].
 
-        labels [B, T]     target of each position (already shifted); -100 is ignored. The loss is the mean over the others.
+        labels [B, T]     target of each position (already shifted); the loss is the mean over those that are not -100.
         steps (n, k)      iterations without and with gradient; None: the mean recurrence, all without gradient.
-        initial_state     s_0 [B, T, C]; None draws it, keyed by generator_key (seed, global step, micro step, rank), times
-                          state_scale (0 gives zeros).
+        initial_state     s_0 [B, T, C]; None draws it, times state_scale (0 gives zeros).
+        generator_key     what the draw depends on, usually (seed, global step, micro step, rank); None: torch's generator.
         with_stats        adds health statistics of the recurrence. return_logits: logits also when there are labels.
         """
         rotary = self.rotary(input_ids.shape[1])
@@ -103,7 +103,7 @@ class RecurrentLM(nn.Module):
     def recur(
         self, state: Tensor, embedded: Tensor, rotary: Tensor, n_no_grad: int, k_grad: int
     ) -> tuple[Tensor, Tensor]:
-        """Truncated recurrence: returns s_r and s_{r-1}. Only the last k_grad iterations (and their e) receive gradient."""
+        """Truncated recurrence: returns s_r and s_{r-1}; gradient reaches only the last k_grad iterations (and their e)."""
         previous = state
         with torch.no_grad(), _uncached_autocast(state.device.type):
             for _ in range(n_no_grad):
@@ -154,13 +154,13 @@ def _run(
 
 
 def _uncached_autocast(device: str) -> torch.autocast:
-    """Keeps autocast from caching weights that were cast without gradient; older torch reuses those in the graded iterations."""
+    """Keeps autocast from caching casts made without gradient, which older torch reuses in the graded iterations."""
     enabled = torch.is_autocast_enabled(device)
     return torch.autocast(device, dtype=torch.get_autocast_dtype(device), enabled=enabled, cache_enabled=not enabled)
 
 
 def _drop_derived_entries(model: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Reference checkpoints hold the rotary table, and sometimes the tied head a second time; both follow from the rest."""
+    """Reference checkpoints hold the rotary table, and some the tied head a second time; both follow from the rest."""
     state.pop(prefix + "freqs_cis", None)
     if getattr(model, "lm_head", None) is None:
         state.pop(prefix + "lm_head.weight", None)

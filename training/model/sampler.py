@@ -1,11 +1,12 @@
 """How many core iterations a micro-batch runs: a pure function of seed and step.
 
-All ranks and every restart draw the same counts without talking, because nothing but (seed, global step, micro step) goes
-in. The raw Philox stream and the arithmetic below do not depend on the version of a random library, so nodes with different
-software agree as well. Torch-free: the plan on the control side uses the expected counts.
+All ranks and every restart draw the same counts without talking, because nothing but (seed, global step, micro step)
+goes in. The raw Philox stream and the arithmetic below do not depend on the version of a random library, so nodes
+with different software agree as well. Torch-free: the plan on the control side uses the expected counts.
 
 Schemes (arXiv 2502.05171, section 3.3; rbar = mean_recurrence, k_max = backprop_depth):
-  lognormal-poisson   tau ~ Normal(ln rbar - sigma^2/2, sigma), p = Poisson(exp tau) + 1; n = max(p - k_max, 0), k = min(k_max, p)
+  lognormal-poisson   tau ~ Normal(ln rbar - sigma^2/2, sigma), p = Poisson(exp tau) + 1,
+                      n = max(p - k_max, 0), k = min(k_max, p)
   poisson             n ~ Poisson(rbar - k_max), k = k_max
   fixed               n = rbar - k_max, k = k_max
 With k_max > rbar the last two run rbar iterations, all with gradient.

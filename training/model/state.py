@@ -12,16 +12,16 @@ CUT_STD = 3.0  # normal draws are truncated at so many standard deviations, for 
 
 
 def seed_of(*key: int) -> int:
-    """A 63-bit seed that depends on every part of the key (numpy's SeedSequence, whose output is fixed for all versions)."""
+    """A 63-bit seed that depends on every part of the key (numpy's SeedSequence, the same in all its versions)."""
     return int(np.random.SeedSequence([part % 2**64 for part in key]).generate_state(1, np.uint64)[0] >> 1)
 
 
 def draw_state(shape: tuple[int, int, int], like: Tensor, key: tuple[int, ...] | None, scale: float = 1.0) -> Tensor:
     """Draws s_0 [B, T, C] with the type and device of `like`.
 
-    Truncated normal with std sqrt(2 / (5 C)), times sqrt(C): std sqrt(2/5) whatever the width (arXiv 2502.05171, section 3).
-    `key`, usually (seed, global step, micro step, rank), makes the draw repeatable after a restart; None uses torch's default
-    generator. `scale` 0 gives zeros.
+    Truncated normal with std sqrt(2 / (5 C)), times sqrt(C): std sqrt(2/5) whatever the width (arXiv 2502.05171,
+    section 3). `key`, usually (seed, global step, micro step, rank), makes the draw repeatable after a restart; None
+    uses torch's default generator. `scale` 0 gives zeros.
     """
     if scale == 0.0:
         return torch.zeros(shape, dtype=like.dtype, device=like.device)

@@ -1,7 +1,7 @@
 """The token table: embedding, output head, and cross entropy on top of it.
 
-One module serves as the embedding, as the head, or as both (tied). It does all three inside its own forward, because ZeRO-3
-gathers a weight only around the forward of the module that owns it.
+One module serves as the embedding, as the head, or as both (tied). It does all three inside its own forward, because
+ZeRO-3 gathers a weight only around the forward of the module that owns it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class VocabTable(nn.Module):
     def forward(
         self, tokens: Tensor | None = None, *, hidden: Tensor | None = None, labels: Tensor | None = None
     ) -> Tensor:
-        """tokens [B, T] gives embeddings [B, T, C]; hidden [B, T, C] gives float32 logits [B, T, V] or, with labels, the loss.
+        """tokens [B, T] gives embeddings; hidden [B, T, C] gives float32 logits [B, T, V] or, with labels, the loss.
 
         The loss is the mean cross entropy in float32 over labels that are not -100; zero if there are none.
         """
@@ -41,8 +41,8 @@ class VocabTable(nn.Module):
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_tokens: int | None = None) -> Tensor:
     """Mean cross entropy of softmax(hidden @ weight^T), without ever holding the logits of more than one chunk.
 
-    hidden [N, C], weight [V, C], labels [N]; float32 scalar. The gradients are computed chunk by chunk in the forward pass,
-    while the logits are there, so nothing is recomputed and the FLOPs are those of the plain form.
+    hidden [N, C], weight [V, C], labels [N]; float32 scalar. The gradients are computed chunk by chunk in the forward
+    pass, while the logits are there, so nothing is recomputed and the FLOPs are those of the plain form.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
@@ -80,14 +80,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
-        # The saved gradients are those of the summed loss: of order one, so float16 does not lose them before the loss scale.
+        # The saved gradients are those of the summed loss: of order one, so float16 does not lose them before the
+        # loss scale.
         grad_hidden, grad_weight, count = ctx.saved_tensors
         scale = grad_output / count
         return (grad_hidden * scale).to(grad_hidden.dtype), (grad_weight * scale).to(ctx.weight_dtype), None, None
 
 
 def _chunk_loss(logits: Tensor, labels: Tensor, needs_grad: bool) -> tuple[Tensor, Tensor | None]:
-    """Summed loss of one chunk and its gradient with respect to the logits (softmax minus one-hot, zero where ignored)."""
+    """Summed loss of a chunk and its gradient with respect to the logits (softmax minus one-hot, zero where ignored)."""
     valid = labels != IGNORED_LABEL
     index = labels.clamp(min=0).unsqueeze(1)
     log_probs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
