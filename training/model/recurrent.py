@@ -72,7 +72,7 @@ class RecurrentLM(nn.Module):
         labels [B, T]     target of each position (already shifted); the loss is the mean over those that are not -100.
         steps (n, k)      iterations without and with gradient; None: the mean recurrence, all without gradient.
         initial_state     s_0 [B, T, C]; None draws it, times state_scale (0 gives zeros).
-        generator_key     what the draw depends on, usually (seed, global step, micro step, rank); None: torch's generator.
+        generator_key     what the draw depends on: (seed, global step, micro step, rank); None: torch's generator.
         with_stats        adds health statistics of the recurrence. return_logits: logits also when there are labels.
         """
         rotary = self.rotary(input_ids.shape[1])
@@ -103,7 +103,7 @@ class RecurrentLM(nn.Module):
     def recur(
         self, state: Tensor, embedded: Tensor, rotary: Tensor, n_no_grad: int, k_grad: int
     ) -> tuple[Tensor, Tensor]:
-        """Truncated recurrence: returns s_r and s_{r-1}; gradient reaches only the last k_grad iterations (and their e)."""
+        """Truncated recurrence: s_r and s_{r-1}; gradient reaches only the last k_grad iterations and their e."""
         previous = state
         with torch.no_grad(), _uncached_autocast(state.device.type):
             for _ in range(n_no_grad):

@@ -79,7 +79,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return total / count
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None, None]:
         # The saved gradients are those of the summed loss: of order one, so float16 does not lose them before the
         # loss scale.
         grad_hidden, grad_weight, count = ctx.saved_tensors
@@ -88,7 +88,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _chunk_loss(logits: Tensor, labels: Tensor, needs_grad: bool) -> tuple[Tensor, Tensor | None]:
-    """Summed loss of a chunk and its gradient with respect to the logits (softmax minus one-hot, zero where ignored)."""
+    """Summed loss of a chunk and its gradient in the logits (softmax minus one-hot, zero where ignored)."""
     valid = labels != IGNORED_LABEL
     index = labels.clamp(min=0).unsqueeze(1)
     log_probs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
