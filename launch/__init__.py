@@ -1,0 +1,1 @@
+"""Control side of Loopworks: plans a run, starts it, watches it. Imports no torch."""

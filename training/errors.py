@@ -60,7 +60,7 @@ class DataError(LoopworksError):
 
 
 class OutOfMemoryError(LoopworksError):
-    """Not even a micro-batch of one sequence fits into the memory of a rank."""
+    """A rank ran out of memory; the control side starts again with half the micro-batch."""
 
 
 class NonFiniteError(LoopworksError):

@@ -1,0 +1,54 @@
+# Two commands need no other set-up: `make train` and `make test`. Each makes .venv when it is missing.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# With an NVIDIA GPU that answers, the CUDA build of torch; without one, the CPU build.
+PLATFORM ?= $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU' && echo cuda || echo cpu)
+CONSTRAINTS := constraints/$(PLATFORM).txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+ARGS ?=
+
+.PHONY: help train test lint format golden install dev clean
+
+help:  ## show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+train: install  ## train the demo here (ARGS="--set training.max_steps=100" changes it)
+	@$(BIN)/fab train $(ARGS)
+
+test: dev  ## run all tests (ARGS="-k name" selects)
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: dev  ## ruff, mypy, import-linter
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: dev  ## format the sources
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+golden: install  ## compare the model with the reference numbers
+	@$(BIN)/python -m training.golden tests/golden/tiny_a
+	@$(BIN)/python -m training.golden tests/golden/tiny_c
+
+install: $(VENV)/.installed
+dev: $(VENV)/.installed-dev
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "error: Python 3.10 or newer is needed; name one with PYTHON=..." >&2; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || { echo "error: the venv module is missing; on Debian and Ubuntu: apt install python3-venv" >&2; rm -rf $(VENV); exit 2; }
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml $(wildcard constraints/*.txt)
+	@echo "installing into $(VENV) ($(PLATFORM) build of torch)"
+	@$(PIP) install --quiet -c $(CONSTRAINTS) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "installing the development tools into $(VENV)"
+	@$(PIP) install --quiet -c $(CONSTRAINTS) -e '.[dev]'
+	@touch $@
+
+clean:  ## remove .venv and what the tools cached; runs/ and datasets/ stay
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

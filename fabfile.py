@@ -1,0 +1,161 @@
+"""The fab tasks: parse, call launch, print. No logic, and no import of torch.
+
+Exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 preflight, 4 no capacity, 75 preempted, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from invoke import Context, Exit, task
+
+
+def _exits_cleanly(body: Callable[..., Any]) -> Callable[..., Any]:
+    """Turns a foreseen error into one message and its exit code; anything else is a defect and keeps its traceback."""
+
+    @functools.wraps(body)
+    def run(*args: Any, **kwargs: Any) -> None:
+        from launch.errors import LoopworksError
+        from launch.present import print_error
+
+        try:
+            code = body(*args, **kwargs)
+        except LoopworksError as error:
+            print_error(error)
+            raise Exit(code=error.exit_code) from None
+        except KeyboardInterrupt:
+            raise Exit("interrupted", code=130) from None
+        if code:
+            raise Exit(code=code)
+
+    return run
+
+
+@task(
+    iterable=["set"],
+    help={
+        "nodes": "where to train; left out: on this machine, one rank a GPU, or 2 ranks without a GPU",
+        "config": "configuration file (default: config.yaml)",
+        "set": "override one key, for example --set training.max_steps=100; may be given several times",
+        "name": "name of the run and of its folder (default: date and time)",
+        "dry-run": "print the plan and what would run, then stop",
+        "json": "print the plan (dry run) or the result as JSON and no progress",
+    },
+)
+@_exits_cleanly
+def train(
+    c: Context,
+    nodes: str | None = None,
+    config: str | None = None,
+    set: list[str] | None = None,  # noqa: A002 (the flag's name)
+    name: str | None = None,
+    dry_run: bool = False,
+    json: bool = False,
+) -> None:
+    """Train the model of a configuration."""
+    from launch.present import print_json, print_plan
+    from launch.train import TrainRequest, prepare_run
+    from launch.train import train as run_training
+
+    request = TrainRequest(config, tuple(set or ()), name, nodes, console=not json)
+    prepared = prepare_run(request)
+    if dry_run:
+        specs = prepared.specs("runs/NAME", console=not json)
+        if json:
+            print_json({"plan": prepared.plan.as_json(), "commands": [vars(spec) for spec in specs]})
+        else:
+            print_plan(prepared.plan, specs)
+        return
+    if not json:
+        print_plan(prepared.plan)
+    result = run_training(request, prepared)
+    if json:
+        print_json(result)
+
+
+@task(help={"dir": "folder of the runs", "json": "print JSON"})
+@_exits_cleanly
+def status(c: Context, dir: str = "runs", json: bool = False) -> None:  # noqa: A002
+    """List the runs: phase, step, loss, speed."""
+    from launch.observe import status as run_status
+    from launch.present import print_json, print_status
+
+    rows = run_status(dir)
+    if json:
+        print_json(rows)
+    else:
+        print_status(rows)
+
+
+@task(
+    help={
+        "run": "name of the run (default: the newest)",
+        "follow": "go on until the run ends",
+        "rank": "the log of one rank instead of the run's",
+        "dir": "folder of the runs",
+    }
+)
+@_exits_cleanly
+def logs(c: Context, run: str | None = None, follow: bool = False, rank: str | None = None, dir: str = "runs") -> None:  # noqa: A002
+    """Print the log of a run."""
+    from launch.errors import UsageError
+    from launch.observe import follow as follow_log
+    from launch.observe import log_file
+    from launch.runs import find_run
+
+    if rank is not None and not rank.isdigit():
+        raise UsageError(f"--rank {rank}: a rank is a number from 0", "for example --rank 1")
+    folder = find_run(dir, run)
+    path = log_file(folder, None if rank is None else int(rank))
+    if follow:
+        for line in follow_log(path, folder):
+            print(line, end="", flush=True)
+    elif path.exists():
+        print(path.read_text(encoding="utf-8", errors="replace"), end="")
+
+
+@task(help={"run": "name of the run (default: the newest)", "dir": "folder of the runs"})
+@_exits_cleanly
+def stop(c: Context, run: str | None = None, dir: str = "runs") -> None:  # noqa: A002
+    """Ask a run to save and leave; end what is left of it."""
+    from launch.observe import stop as stop_run
+    from launch.runs import find_run
+
+    print(stop_run(find_run(dir, run)))
+
+
+@task(
+    help={
+        "run": "name of the run (default: the newest)",
+        "prompt": "text to continue",
+        "tokens": "how many tokens to write (default 100)",
+        "recurrence": "core iterations a token (default: the model's mean)",
+        "temperature": "0 takes the likeliest token; default 0.8",
+        "exit": "stop iterating early: none, kl or latent",
+        "seed": "seed of the sampling",
+        "dir": "folder of the runs",
+        "json": "print JSON",
+    }
+)
+@_exits_cleanly
+def generate(
+    c: Context,
+    prompt: str,
+    run: str | None = None,
+    tokens: int = 100,
+    recurrence: int = 0,
+    temperature: float = 0.8,
+    exit: str = "none",  # noqa: A002
+    seed: int = 0,
+    dir: str = "runs",  # noqa: A002
+    json: bool = False,
+) -> int:
+    """Let the model of a run continue a prompt."""
+    from launch.observe import generate as run_generate
+    from launch.runs import find_run
+
+    extra = ["--tokens", str(tokens), "--temperature", str(temperature), "--seed", str(seed), "--exit", exit]
+    extra += ["--recurrence", str(recurrence)] if recurrence else []
+    return run_generate(find_run(dir, run), prompt, extra + (["--json"] if json else []))

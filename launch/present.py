@@ -1,0 +1,86 @@
+"""Tables and messages of the fab tasks. Decides nothing."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from launch.backends.base import LaunchSpec
+from launch.plan import RunPlan
+
+
+def print_json(value: Any) -> None:
+    """Prints a value as JSON on standard output."""
+    print(json.dumps(value, indent=1))
+
+
+def print_error(error: Exception) -> None:
+    """Prints an error and its next step on standard error."""
+    print(f"error: {error}", file=sys.stderr)
+
+
+def plan_table(plan: RunPlan) -> Table:
+    """Returns the plan as a table of two columns."""
+    table = Table(title="plan", show_header=False, title_justify="left")
+    where = ", ".join(f"{node.name} x {node.ranks}" for node in plan.nodes)
+    rows = {
+        "nodes": f"{where} ({plan.device_name}, {plan.world_size} ranks)",
+        "collectives": f"{plan.backend}, {plan.init_method}",
+        "model": f"{plan.parameters:,} parameters, {plan.core_parameters:,} of them in the recurrent core",
+        "precision": plan.precision + (", compiled" if plan.compile else ""),
+        "ZeRO stage": str(plan.zero_stage),
+        "batch": f"{plan.batch_size} sequences = micro-batch {plan.micro_batch} x accumulation {plan.accumulation} "
+        f"x {plan.world_size} ranks; {plan.tokens_per_step:,} tokens a step",
+        "steps": "known when the data is prepared" if plan.total_steps is None else f"{plan.total_steps:,}",
+        "memory a rank": f"{plan.memory.total_bytes / 2**30:.2f} of {plan.device_memory_bytes / 2**30:.1f} GiB (estimate)",
+        "work": f"{plan.flop_per_token / 1e6:,.1f} MFLOP a token"
+        + ("" if plan.total_flop is None else f", {plan.total_flop:.3g} FLOP in all"),
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    for note in plan.notes:
+        table.add_row("note", note)
+    return table
+
+
+def print_plan(plan: RunPlan, specs: Sequence[LaunchSpec] = ()) -> None:
+    """Prints the plan, and for a dry run the command and environment of each node."""
+    console = Console()
+    console.print(plan_table(plan))
+    for spec in specs:
+        console.print(f"on {spec.node} in {spec.directory}:", highlight=False)
+        for key, value in sorted(spec.env.items()):
+            print(f"  {key}={shlex.quote(value)}")
+        print(f"  {shlex.join(spec.argv)}")
+
+
+def print_status(rows: Sequence[dict[str, Any]]) -> None:
+    """Prints one line a run."""
+    table = Table()
+    for column in ("run", "phase", "step", "loss", "tokens/s", "MFU", "started", "message"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(
+            row["name"],
+            row["phase"],
+            f"{row['step']}/{row['total_steps'] or '?'}",
+            "-" if row["loss"] is None else f"{row['loss']:.3f}",
+            "-" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:,.0f}",
+            "unknown" if row["mfu_ratio"] is None else f"{row['mfu_ratio']:.1%}",
+            f"{_duration(row['age_s'])} ago",
+            row["message"],
+        )
+    Console().print(table)
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
