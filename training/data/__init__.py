@@ -1,0 +1,10 @@
+"""Data: from raw text to verified token shards, and back into the training loop in a repeatable order.
+
+Importing this package imports no torch; only `training.data.loader` does.
+"""
+
+from training.data.dataset import TokenDataset, open_dataset
+from training.data.manifest import Manifest, read_manifest
+from training.data.order import Cursor, sample
+
+__all__ = ["Cursor", "Manifest", "TokenDataset", "open_dataset", "read_manifest", "sample"]

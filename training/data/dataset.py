@@ -1,0 +1,152 @@
+"""A prepared dataset, opened for reading: sequences by number, in constant memory whatever the number of shards."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from training.data.files import sha256_of
+from training.data.formats import ShardLayout, ShardReader, TokenArray, get_format
+from training.data.manifest import Manifest, read_manifest
+from training.data.order import Int64Array, samples
+from training.errors import DataError
+
+MAX_OPEN_SHARDS = 128
+
+
+class TokenDataset:
+    """Sequences of one split of a prepared dataset.
+
+    `dataset[i]` is an array of sequence_length + 1 token ids. Shards are opened when first read and the least recently
+    used one is closed beyond `max_open_shards`; a process that was forked opens its own.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        split: str,
+        *,
+        verify_checksums: bool = True,
+        max_open_shards: int = MAX_OPEN_SHARDS,
+    ) -> None:
+        self.folder, self.manifest, self.split = folder, manifest, split
+        self._shards = manifest.splits[split]
+        counts = np.fromiter((shard.sequences for shard in self._shards), dtype=np.int64, count=len(self._shards))
+        self._ends = np.cumsum(counts)
+        self._format = get_format(manifest.format)
+        self._layout = ShardLayout(manifest.sequence_length + 1, manifest.token_dtype)
+        self._verify, self._max_open = verify_checksums, max_open_shards
+        self._open: OrderedDict[int, ShardReader] = OrderedDict()
+        self._owner = os.getpid()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, index: int) -> TokenArray:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sequence {index} of {len(self)}")
+        row: TokenArray = self.read(np.array([index % len(self)], dtype=np.int64))[0]
+        return row
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens a model sees at once: one less than a stored sequence."""
+        return self.manifest.sequence_length
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """Id of padding, or None."""
+        return self.manifest.pad_token_id
+
+    def order(self, seed: int, epoch: int, positions: Int64Array) -> Int64Array:
+        """Numbers of the sequences read at `positions` (0..len-1) of `epoch`: a pure function, see order.py."""
+        return samples(seed, epoch, positions, len(self))
+
+    def read(self, indices: Int64Array) -> TokenArray:
+        """The sequences numbered `indices`, shape [len(indices), sequence_length + 1]. Raises DataError."""
+        rows = np.empty((len(indices), self._layout.tokens), dtype=self._layout.dtype)
+        shards = np.searchsorted(self._ends, indices, side="right")
+        for shard in np.unique(shards):
+            wanted = np.flatnonzero(shards == shard)
+            first = int(self._ends[shard - 1]) if shard else 0
+            rows[wanted] = self._reader(int(shard)).take(indices[wanted] - first)
+        return rows
+
+    def blocks(self, sequences: int = 1024) -> Iterable[TokenArray]:
+        """All sequences in storage order, `sequences` at a time (fewer at the end of a shard)."""
+        for number, shard in enumerate(self._shards):
+            for start in range(0, shard.sequences, sequences):
+                yield self._reader(number).read(start, min(start + sequences, shard.sequences))
+
+    def close(self) -> None:
+        """Closes every open shard."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def _reader(self, number: int) -> ShardReader:
+        if self._owner != os.getpid():  # an HDF5 handle must not be shared with the parent process
+            self._open, self._owner = OrderedDict(), os.getpid()
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number]
+        shard = self._shards[number]
+        reader = self._format.open_reader(self._path(number), self._layout, self._verify)
+        if len(reader) != shard.sequences:
+            raise DataError(
+                f"{self.folder / shard.file} holds {len(reader)} sequences, the manifest says {shard.sequences}",
+                f"fab data.verify {self.folder} lists every shard that does not fit the manifest",
+            )
+        self._open[number] = reader
+        if len(self._open) > self._max_open:
+            self._open.popitem(last=False)[1].close()
+        return reader
+
+    def _path(self, number: int) -> Path:
+        return self.folder / self._shards[number].file
+
+
+def open_dataset(path: str | Path, split: str = "train", *, verify_checksums: bool = True) -> TokenDataset:
+    """Opens `split` ("train" or "validation") of the dataset in folder `path`.
+
+    Reads the manifest only; shards are opened when they are read. Raises DataError when there is no such split, or when
+    the tokenizer beside the shards is not the one they were made with.
+    """
+    folder = Path(path)
+    manifest = read_manifest(folder)
+    if not manifest.sequences(split):
+        raise DataError(
+            f"{folder} has no sequence in split {split!r} (splits: {', '.join(manifest.splits) or 'none'})",
+            "prepare it again with more text, a shorter --seq-len or a larger validation_fraction",
+        )
+    check_tokenizer(folder / manifest.tokenizer_file, manifest)
+    return TokenDataset(folder, manifest, split, verify_checksums=verify_checksums)
+
+
+def check_tokenizer(path: Path, manifest: Manifest) -> None:
+    """Raises DataError unless `path` is the very tokenizer that the shards were made with."""
+    try:
+        found = sha256_of(path)
+    except OSError as error:
+        raise DataError(
+            f"the tokenizer {path} cannot be read: {error.strerror}", "put the tokenizer of this dataset back"
+        ) from None
+    if found != manifest.tokenizer_sha256:
+        raise DataError(
+            f"{path} is not the tokenizer of these shards: its sha256 is {found[:12]}..., "
+            f"the manifest says {manifest.tokenizer_sha256[:12]}...",
+            "use the tokenizer the dataset was prepared with, or prepare the dataset again with this one",
+        )
+
+
+def label_mask(rows: npt.NDArray[np.int64], pad_token_id: int | None, ignore: int = -100) -> npt.NDArray[np.int64]:
+    """Labels of rows [n, T + 1]: the tokens shifted by one, padding replaced by `ignore` (what cross entropy skips)."""
+    labels = rows[:, 1:].copy()
+    if pad_token_id is not None:
+        labels[labels == pad_token_id] = ignore
+    return labels
