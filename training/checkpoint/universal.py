@@ -7,7 +7,8 @@ step in
   another place, another name of the file with the counters): `_complete` makes the output loadable by all;
 - it does not know stage 0: `_convert_unsharded` writes the same layout from plain optimizer state, `load_unsharded`
 reads it;
-- loading under stage 3 gives all parameter groups the settings of the first one (weights without decay would get it), and
+- loading under stage 3 gives all parameter groups the settings of the first one (weights without decay would get
+it), and
   one step counter in common, which then counts once per group: `load_universal` puts both right.
 
     CACHE/step-00000120/zero/NAME/{fp32,exp_avg,exp_avg_sq,step}.pt      one folder per parameter
