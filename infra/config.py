@@ -101,7 +101,7 @@ class ClusterConfig(BaseModel):
     nfs_volume_gib: int = Field(500, ge=8, le=65536, description="Data disk of the head with sharedStorage nfs")
     mount_point: str = Field("/shared", description="Where nodes mount the shared storage")
 
-    checkpoint_bucket: str = Field("", description="Bucket name; empty derives it from name and account")
+    checkpoint_bucket: str = Field("", description="Bucket name; empty lets Pulumi make one from the name")
     checkpoint_noncurrent_days: int = Field(14, ge=1, description="Days that overwritten objects are kept")
     kms_key_arn: str = Field("", description="KMS key of bucket and file systems; empty uses AWS's own keys")
     data_on_destroy: Literal["keep", "purge"] = Field(
