@@ -131,15 +131,13 @@ class PrepareSection(Section):
     dedup: DedupSection = Field(default_factory=DedupSection)
 
 
-def demo_settings(**overrides: object) -> PrepareSection:
-    """Settings of the demo dataset: small vocabulary, short sequences; rules for prose are off, much of it is code."""
-    settings: dict[str, object] = {
-        "vocab_size": 2048,
-        "sequence_length": 128,
-        "validation_fraction": 0.05,
-        "tokenizer_sample_bytes": 4_000_000,
-        "min_document_chars": 200,
-        "quality": {"enabled": False},
-        "repetition": {"enabled": False},
-    }
-    return PrepareSection.model_validate({**settings, **overrides})
+# The demo dataset: small vocabulary, short sequences; rules for prose are off, much of it is program text.
+DEMO_SETTINGS: dict[str, object] = {
+    "vocab_size": 2048,
+    "sequence_length": 128,
+    "validation_fraction": 0.05,
+    "tokenizer_sample_bytes": 4_000_000,
+    "min_document_chars": 200,
+    "quality": {"enabled": False},
+    "repetition": {"enabled": False},
+}

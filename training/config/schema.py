@@ -110,7 +110,19 @@ class DataSection(Section):
     path: str = Field(
         "demo", description="Folder of a prepared dataset (manifest.json in it); 'demo' is built on first use."
     )
+    mixture: dict[str, PositiveFloat] | None = Field(
+        None,
+        description="Datasets with weights, read instead of `path`: {folder: passes an epoch}, 0.25 and 2 are fine.",
+    )
     num_workers: NonNegativeInt = Field(0, description="Reader processes a rank; 0 reads in the training process.")
+    prefetch_factor: PositiveInt = Field(4, description="Micro-batches that each reader process prepares ahead.")
+    pin_memory: bool | Literal["auto"] = Field("auto", description="Page-locked batches; auto: where there is a GPU.")
+    verify_checksums: bool = Field(True, description="Check each sequence's checksum as it is read.")
+    shuffle_window_bytes: PositiveInt | None = Field(
+        None, description="Shuffle within windows of this size (for data larger than the cache); null: over all data."
+    )
+    cache_dir: str = Field("~/.cache/loopworks/datasets", description="Local disk for datasets at s3:// addresses.")
+    cache_limit_bytes: PositiveInt = Field(1_000_000_000_000, description="Most that the cache may hold, per dataset.")
 
 
 class TrainingSection(Section):

@@ -4,46 +4,88 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from training.config.prepare import PrepareSection
+from training.data.c4 import c4_step
+from training.data.language import language_step
+from training.data.quality import quality_step, repetition_step
+from training.data.textview import TextView
 
-# A step returns the text to go on with, or the name of the rule that drops the document as `Dropped`.
-Step = Callable[[str], "str | Dropped"]
 
-_NEEDS_REPAIR_ASCII = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]|&[a-zA-Z#]")
-
-
+@dataclass(frozen=True)
 class Dropped:
     """The rule that drops a document."""
 
-    def __init__(self, rule: str) -> None:
-        self.rule = rule
+    rule: str
+
+
+# A step returns None to keep the text, another text to go on with, or the rule that drops the document.
+Step = Callable[[TextView], "str | Dropped | None"]
+
+# What ftfy would change in plain ASCII: control characters, foreign line ends, HTML entities.
+_ASCII_NEEDS_REPAIR = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]|&[a-zA-Z#]")
 
 
 def build_steps(settings: PrepareSection) -> list[Step]:
-    """The steps that the settings switch on, in order."""
+    """The steps that the settings switch on, in order: repair first, then lines, then whole documents."""
     steps: list[Step] = []
     if settings.fix_unicode:
-        steps.append(fix_unicode)
+        steps.append(lambda view: fix_unicode(view.text))
+    if settings.c4.enabled:
+        steps.append(_as_step(c4_step(settings.c4)))
     minimum = settings.min_document_chars
-    steps.append(lambda text: text if len(text) >= minimum else Dropped("min_document_chars"))
+    steps.append(lambda view: Dropped("min_document_chars") if len(view.text) < minimum else None)
+    if settings.quality.enabled:
+        steps.append(_as_rule(quality_step(settings.quality)))
+    if settings.repetition.enabled:
+        steps.append(_as_rule(repetition_step(settings.repetition)))
+    if settings.language.enabled:
+        steps.append(_as_rule(language_step(settings.language)))
     return steps
 
 
-def clean(text: str, steps: list[Step]) -> str | Dropped:
+def clean(text: str, steps: list[Step]) -> TextView | Dropped:
     """The text after all steps, or the reason why the document goes."""
+    view = TextView(text)
     for step in steps:
-        result = step(text)
+        result = step(view)
         if isinstance(result, Dropped):
             return result
-        text = result
-    return text
+        if result is not None and result != view.text:
+            view = TextView(result)
+    return view
 
 
 def fix_unicode(text: str) -> str:
-    """Repairs mojibake, control characters and line ends (ftfy); text that cannot need it is handed back at once."""
-    if text.isascii() and not _NEEDS_REPAIR_ASCII.search(text):
+    """Repairs mojibake, control characters and line ends (ftfy).
+
+    ftfy works line by line, so lines that cannot need it are left out of its slow way.
+    """
+    if text.isascii() and not _ASCII_NEEDS_REPAIR.search(text):
         return text
     import ftfy
 
-    return ftfy.fix_text(text)
+    lines = text.splitlines(keepends=True)
+    # Entities are undone only where the text is no HTML, which ftfy tells from the whole text.
+    config = ftfy.TextFixerConfig(unescape_html=False if "<" in text else "auto")
+    return "".join(
+        ftfy.fix_text(line, config) if not line.isascii() or _ASCII_NEEDS_REPAIR.search(line) else line
+        for line in lines
+    )
+
+
+def _as_rule(find: Callable[[TextView], str | None]) -> Step:
+    def step(view: TextView) -> Dropped | None:
+        rule = find(view)
+        return None if rule is None else Dropped(rule)
+
+    return step
+
+
+def _as_step(change: Callable[[TextView], tuple[str, str | None]]) -> Step:
+    def step(view: TextView) -> str | Dropped:
+        text, rule = change(view)
+        return text if rule is None else Dropped(rule)
+
+    return step

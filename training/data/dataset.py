@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from training.data import s3
 from training.data.files import sha256_of
 from training.data.formats import ShardLayout, ShardReader, TokenArray, get_format
-from training.data.manifest import Manifest, read_manifest
-from training.data.order import Int64Array, samples
+from training.data.manifest import FILE_NAME, Manifest, ShardEntry, read_manifest
+from training.data.order import Int64Array, samples, windowed_samples
+from training.data.staging import DEFAULT_CACHE, LocalFolder, ShardStore, StagedFolder, stage_head
 from training.errors import DataError
 
 MAX_OPEN_SHARDS = 128
@@ -32,6 +34,8 @@ class TokenDataset:
         manifest: Manifest,
         split: str,
         *,
+        store: ShardStore | None = None,
+        shuffle_window_bytes: int | None = None,
         verify_checksums: bool = True,
         max_open_shards: int = MAX_OPEN_SHARDS,
     ) -> None:
@@ -41,6 +45,8 @@ class TokenDataset:
         self._ends = np.cumsum(counts)
         self._format = get_format(manifest.format)
         self._layout = ShardLayout(manifest.sequence_length + 1, manifest.token_dtype)
+        self._store = store or LocalFolder(folder)
+        self._window = _window(len(self), self._shards, self._layout, shuffle_window_bytes)
         self._verify, self._max_open = verify_checksums, max_open_shards
         self._open: OrderedDict[int, ShardReader] = OrderedDict()
         self._owner = os.getpid()
@@ -66,7 +72,16 @@ class TokenDataset:
 
     def order(self, seed: int, epoch: int, positions: Int64Array) -> Int64Array:
         """Numbers of the sequences read at `positions` (0..len-1) of `epoch`: a pure function, see order.py."""
-        return samples(seed, epoch, positions, len(self))
+        if self._window is None:
+            return samples(seed, epoch, positions, len(self))
+        block, window_blocks = self._window
+        return windowed_samples(seed, epoch, positions, len(self), block=block, window_blocks=window_blocks)
+
+    def stage(self, indices: Int64Array) -> None:
+        """Begins to fetch the shards that hold sequences `indices`, where shards have to be fetched."""
+        if not isinstance(self._store, LocalFolder):
+            numbers = np.unique(np.searchsorted(self._ends, indices, side="right"))
+            self._store.stage(self._shards[number] for number in numbers.tolist())
 
     def read(self, indices: Int64Array) -> TokenArray:
         """The sequences numbered `indices`, shape [len(indices), sequence_length + 1]. Raises DataError."""
@@ -96,7 +111,7 @@ class TokenDataset:
             self._open.move_to_end(number)
             return self._open[number]
         shard = self._shards[number]
-        reader = self._format.open_reader(self._path(number), self._layout, self._verify)
+        reader = self._format.open_reader(self._store.path(shard), self._layout, self._verify)
         if len(reader) != shard.sequences:
             raise DataError(
                 f"{self.folder / shard.file} holds {len(reader)} sequences, the manifest says {shard.sequences}",
@@ -107,25 +122,66 @@ class TokenDataset:
             self._open.popitem(last=False)[1].close()
         return reader
 
-    def _path(self, number: int) -> Path:
-        return self.folder / self._shards[number].file
+
+def _window(
+    sequences: int, shards: Sequence[ShardEntry], layout: ShardLayout, window_bytes: int | None
+) -> tuple[int, int] | None:
+    """(sequences a block, blocks a window) of a windowed order; blocks are about as large as shards."""
+    if window_bytes is None or not shards:
+        return None
+    block = max(1, sequences // len(shards))
+    block_bytes = block * layout.tokens * np.dtype(layout.dtype).itemsize
+    return block, max(1, window_bytes // block_bytes)
 
 
-def open_dataset(path: str | Path, split: str = "train", *, verify_checksums: bool = True) -> TokenDataset:
-    """Opens `split` ("train" or "validation") of the dataset in folder `path`.
+def open_dataset(
+    path: str | Path,
+    split: str = "train",
+    *,
+    verify_checksums: bool = True,
+    shuffle_window_bytes: int | None = None,
+    cache_dir: str | Path = DEFAULT_CACHE,
+    cache_limit_bytes: int = 1_000_000_000_000,
+) -> TokenDataset:
+    """Opens `split` ("train" or "validation") of the dataset in folder `path`, or at an s3:// address.
 
-    Reads the manifest only; shards are opened when they are read. Raises DataError when there is no such split, or when
-    the tokenizer beside the shards is not the one they were made with.
+    Reads the manifest only; shards are opened, and fetched, when they are read. Raises DataError when there is no such
+    split, when the tokenizer beside the shards is not the one they were made with, or when the cache is too small.
     """
+    store: ShardStore | None = None
     folder = Path(path)
+    if str(path).startswith(s3.PREFIX):
+        folder = stage_head(str(path), Path(cache_dir), (FILE_NAME,))
+        stage_head(str(path), Path(cache_dir), (read_manifest(folder).tokenizer_file,))
+        store = StagedFolder(str(path), folder, cache_limit_bytes)
     manifest = read_manifest(folder)
+    if store is not None:
+        _check_cache(manifest, split, cache_limit_bytes, shuffle_window_bytes)
     if not manifest.sequences(split):
         raise DataError(
             f"{folder} has no sequence in split {split!r} (splits: {', '.join(manifest.splits) or 'none'})",
             "prepare it again with more text, a shorter --seq-len or a larger validation_fraction",
         )
     check_tokenizer(folder / manifest.tokenizer_file, manifest)
-    return TokenDataset(folder, manifest, split, verify_checksums=verify_checksums)
+    return TokenDataset(
+        folder,
+        manifest,
+        split,
+        store=store,
+        shuffle_window_bytes=shuffle_window_bytes,
+        verify_checksums=verify_checksums,
+    )
+
+
+def _check_cache(manifest: Manifest, split: str, limit: int, window: int | None) -> None:
+    """A random order over more data than the cache holds would fetch every shard again and again."""
+    total = sum(shard.bytes for shard in manifest.splits.get(split, ()))
+    if total <= limit or (window is not None and 4 * window <= limit):
+        return
+    raise DataError(
+        f"the dataset has {total} bytes, its local cache may have {limit} (data.cache_limit_bytes)",
+        f"raise the limit, or read in windows: data.shuffle_window_bytes of at most {limit // 4}",
+    )
 
 
 def check_tokenizer(path: Path, manifest: Manifest) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -28,6 +29,8 @@ class OrderedDataset(Protocol):
     def order(self, seed: int, epoch: int, positions: Int64Array) -> Int64Array: ...
 
     def read(self, indices: Int64Array) -> TokenArray: ...
+
+    def stage(self, indices: Int64Array) -> None: ...
 
 
 class MicroBatchLoader:
@@ -64,6 +67,7 @@ def make_loader(
     num_workers: int = 0,
     pin_memory: bool = False,
     prefetch_factor: int = 4,
+    stage_ahead: int = 16,
 ) -> MicroBatchLoader:
     """Micro-batches of `rank` from `cursor` on, without end: (input_ids, labels), int64, both [micro-batch, T].
 
@@ -74,7 +78,7 @@ def make_loader(
     rank_positions(
         0, global_batch_size=global_batch_size, micro_batch_size=micro_batch_size, rank=rank, world_size=world_size
     )
-    sampler = _MicroBatches(dataset, seed, cursor, global_batch_size, micro_batch_size, rank, world_size)
+    sampler = _MicroBatches(dataset, seed, cursor, global_batch_size, micro_batch_size, rank, world_size, stage_ahead)
     return MicroBatchLoader(_torch_loader(dataset, sampler, num_workers, pin_memory, prefetch_factor))
 
 
@@ -123,7 +127,9 @@ class _MicroBatches:
         micro_batch_size: int,
         rank: int,
         world_size: int,
+        stage_ahead: int,
     ) -> None:
+        self._stage_ahead = stage_ahead
         self._dataset, self._seed, self._length = dataset, seed, len(dataset)
         self._start = cursor.position(self._length)
         self._global_batch_size = global_batch_size
@@ -135,10 +141,19 @@ class _MicroBatches:
         }
 
     def __iter__(self) -> Iterator[list[int]]:
+        ahead: deque[Int64Array] = deque()
+        for indices in self._indices():
+            # Shards in an object store are asked for well before they are read.
+            self._dataset.stage(indices)
+            ahead.append(indices)
+            if len(ahead) > self._stage_ahead:
+                yield ahead.popleft().tolist()
+
+    def _indices(self) -> Iterator[Int64Array]:
         start = self._start
         while True:
             for positions in rank_positions(start, **self._share):
-                yield stream_indices(self._dataset, self._seed, positions).tolist()
+                yield stream_indices(self._dataset, self._seed, positions)
             start += self._global_batch_size
 
 

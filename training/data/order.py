@@ -79,6 +79,29 @@ def samples(seed: int, epoch: int, positions: Int64Array, n: int, purpose: str =
     return result.astype(np.int64)
 
 
+def windowed_samples(
+    seed: int, epoch: int, positions: Int64Array, n: int, *, block: int, window_blocks: int
+) -> Int64Array:
+    """Like `samples`, but any run of `block` * `window_blocks` positions touches few blocks of neighbouring sequences.
+
+    Whole blocks of `block` sequences are permuted, then the sequences within each window of `window_blocks` blocks.
+    Each epoch is still a permutation of 0..n-1; the last n mod `block` sequences stay at the epoch's end. For
+    datasets larger than the local disk: only the shards of the current window and of the next one are needed.
+    """
+    blocks = n // block
+    size = block * window_blocks
+    windows, inner = np.divmod(positions, size)
+    result = positions.copy()
+    for window in np.unique(windows).tolist():
+        here = windows == window
+        start, length = window * size, min(size, n - window * size)
+        result[here] = start + samples(seed, epoch, inner[here], length, f"window/{window}")
+    whole = result < blocks * block
+    numbers, rest = np.divmod(result[whole], block)
+    result[whole] = samples(seed, epoch, numbers, max(blocks, 1), "blocks") * block + rest
+    return result
+
+
 @lru_cache(maxsize=256)
 def _round_keys(seed: int, epoch: int, purpose: str) -> UInt64Array:
     digest = hashlib.blake2b(f"{purpose}/{seed}/{epoch}".encode(), digest_size=8 * _ROUNDS).digest()

@@ -13,7 +13,7 @@ import json
 import tokenize
 import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, Any
 
 from training.config.prepare import PrepareSection
@@ -27,13 +27,13 @@ SPLITTABLE = frozenset({"text", "jsonl"})
 _REMEDY_SOURCE = "repair or remove this file, then run the command again"
 
 
-def kind_of(path: Path) -> str | None:
+def kind_of(path: PurePath) -> str | None:
     """Name of the reader for a file, told by its ending; None when there is none."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         return "parquet"
     if suffix in _COMPRESSED:
-        inner = _KINDS.get(Path(path.stem).suffix.lower())
+        inner = _KINDS.get(PurePath(path.stem).suffix.lower())
         return f"{inner}{suffix}" if inner else None
     return _KINDS.get(suffix)
 

@@ -13,7 +13,9 @@ import numpy.typing as npt
 from training.config.prepare import PrepareSection
 from training.data.clean import Dropped, build_steps, clean
 from training.data.files import atomic_file
-from training.data.sources import Document, Part, read_part
+from training.data.minhash import band_count, band_keys
+from training.data.sources import Part, read_part
+from training.data.textview import TextView
 from training.data.workfolder import CleanDocument, WorkFolder, read_json, write_documents, write_json
 
 EXAMPLES = 3
@@ -66,18 +68,26 @@ def clean_part(task: CleanTask) -> tuple[Part, dict[str, Any]]:
     if done is not None:
         return task.part, done
     counts = Counts()
-    hashes: list[int] = []
-    kept = _kept_documents(task, counts, hashes)
-    write_documents(task.work.clean(task.part.number, "docs"), kept)
-    _write_keys(task, "exact", np.array(hashes, dtype=np.uint64)[:, None])
+    keys = _Keys([], [])
+    write_documents(task.work.clean(task.part.number, "docs"), _kept_documents(task, counts, keys))
+    _write_keys(task, "exact", np.array(keys.exact, dtype=np.uint64)[:, None])
+    if task.settings.dedup.near:
+        bands = band_count(task.settings.dedup)
+        _write_keys(task, "near", np.array(keys.near, dtype=np.uint64).reshape(-1, bands))
     done = dict(vars(counts))
     write_json(marker, done)
     return task.part, done
 
 
-def _kept_documents(task: CleanTask, counts: Counts, hashes: list[int]) -> Iterator[CleanDocument]:
+class _Keys(NamedTuple):
+    exact: list[int]
+    near: list[npt.NDArray[np.uint64]]
+
+
+def _kept_documents(task: CleanTask, counts: Counts, keys: _Keys) -> Iterator[CleanDocument]:
     steps = build_steps(task.settings)
-    for document in read_part(task.part, task.settings):
+    dedup = task.settings.dedup
+    for document in read_part(task.part, task.settings, task.work.root / "input"):
         counts.documents_in += 1
         size = len(document.text.encode())
         counts.bytes_in += size
@@ -86,16 +96,17 @@ def _kept_documents(task: CleanTask, counts: Counts, hashes: list[int]) -> Itera
             counts.drop(result.rule, size, document.origin, document.text)
             continue
         content_hash = hash_text(result)
-        hashes.append(content_hash)
+        keys.exact.append(content_hash)
+        if dedup.near:
+            keys.near.append(band_keys(result, dedup))
         counts.documents_out += 1
-        counts.bytes_out += len(result.encode())
-        yield CleanDocument(result, document.origin, document.keep_whole, content_hash)
+        counts.bytes_out += len(result.text.encode())
+        yield CleanDocument(result.text, document.origin, document.keep_whole, content_hash)
 
 
-def hash_text(text: str) -> int:
+def hash_text(view: TextView) -> int:
     """64 bits that documents share when they differ in case and white space alone."""
-    normalised = " ".join(text.lower().split())
-    return int.from_bytes(hashlib.blake2b(normalised.encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(hashlib.blake2b(view.lowered, digest_size=8).digest(), "little")
 
 
 def _write_keys(task: CleanTask, kind: str, keys: npt.NDArray[np.uint64]) -> None:
@@ -107,6 +118,3 @@ def _write_keys(task: CleanTask, kind: str, keys: npt.NDArray[np.uint64]) -> Non
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
     with atomic_file(task.work.clean(task.part.number, f"keys-{kind}.npy")) as stream:
         np.save(stream, rows)
-
-
-__all__ = ["CleanTask", "Counts", "Document", "clean_part", "hash_text"]

@@ -27,6 +27,9 @@ class Numbered:
         rows[:, -1] = self.pad_token_id
         return rows.astype(np.uint16)
 
+    def stage(self, indices):
+        pass
+
 
 def read_global(dataset, cursor, batches, *, world, micro, size=12, workers=0):
     """First tokens in global order, as all ranks together read them."""
