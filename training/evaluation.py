@@ -21,21 +21,19 @@ class Evaluator:
 
     @property
     def sequences(self) -> int:
-        """Number of held-out sequences read: a whole number of micro-batches for every rank, so that all work alike."""
-        batch = self.engine.settings.micro_batch * self.rank.world_size
-        wanted = min(self.config.evaluation.max_sequences, len(self.dataset))
-        return max(wanted // batch * batch, min(batch, len(self.dataset)))
+        """Number of held-out sequences read, whatever the number of ranks and the micro-batch."""
+        return min(self.config.evaluation.max_sequences, len(self.dataset))
 
     def perplexity(self, recurrence: int) -> float:
         """Returns exp of the mean cross entropy in nats per token with `recurrence` core iterations; a collective."""
         self.engine.deepspeed.eval()
         micro = self.engine.settings.micro_batch
+        parts = math.ceil(self.sequences / micro)
+        mine = range(self.rank.rank, parts, self.rank.world_size)
         losses = []
-        mine = range(self.rank.rank, math.ceil(self.sequences / micro), self.rank.world_size)
-        rounds = math.ceil(self.sequences / (micro * self.rank.world_size))
-        for turn in range(rounds):
+        for turn in range(math.ceil(parts / self.rank.world_size)):
             # A rank without a part of its own repeats the last one with weight 0: under ZeRO-3 all must call forward.
-            index = mine[turn] if turn < len(mine) else math.ceil(self.sequences / micro) - 1
+            index = mine[turn] if turn < len(mine) else parts - 1
             rows = range(index * micro, min((index + 1) * micro, self.sequences))
             loss = self._loss(rows, recurrence)
             losses.append((loss * len(rows), len(rows)) if turn < len(mine) else (0.0, 0))

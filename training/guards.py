@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Verdict = Literal["good", "suspect", "roll back"]
-END_OF_EPOCH = 1 << 62  # beyond any sample
 
 
 @dataclass(frozen=True)
@@ -73,19 +72,21 @@ def _is_bad(state: GuardState, loss: float, settings: GuardSettings) -> bool:
 
 @dataclass(frozen=True)
 class Skip:
-    """Sequences of an epoch that are not trained on again: first <= sample < stop."""
+    """A stretch of the stream of sequences that is not trained on again.
 
-    epoch: int
+    First <= position < stop (training/data/order.py).
+    """
+
     first: int
     stop: int
 
 
 @dataclass(frozen=True)
 class Rollback:
-    """Go back to the newest checkpoint of at most `at_most_step` and leave out the data in `skips`."""
+    """Go back to the newest checkpoint of at most `at_most_step` and leave out the data in `skip`."""
 
     at_most_step: int
-    skips: tuple[Skip, ...]
+    skip: Skip
     reason: str
 
 
@@ -97,38 +98,26 @@ class GiveUp:
 
 
 def plan_rollback(
-    state: GuardState,
-    step: int,
-    first_bad: tuple[int, int],
-    cursor: tuple[int, int],
-    rollbacks: int,
-    settings: GuardSettings,
+    state: GuardState, step: int, batches: Skip, rollbacks: int, settings: GuardSettings
 ) -> Rollback | GiveUp:
     """Returns what to do about a verdict "roll back" after step `step`.
 
-    `first_bad` is (epoch, sample) of the first sequence of step `state.bad_since`, `cursor` that of the next one to
-    read; `rollbacks` counts
+    `batches` is the stretch that the steps from `state.bad_since` to `step` were trained on; `rollbacks` counts
     those that the run has made already.
     """
     since = state.bad_since if state.bad_since is not None else step
     reason = f"the loss was bad from step {since} to {step} (mean before: {state.mean:.3f})"
     if rollbacks >= settings.max_rollbacks:
         return GiveUp(f"{reason}, after {rollbacks} rollbacks (checkpoint.max_rollbacks)")
-    (epoch, first), (last_epoch, stop) = first_bad, cursor
-    if epoch == last_epoch:
-        skips: tuple[Skip, ...] = (Skip(epoch, first, stop),)
-    else:
-        skips = (Skip(epoch, first, END_OF_EPOCH), Skip(last_epoch, 0, stop))
-    return Rollback(since - 1, skips, reason)
+    return Rollback(since - 1, batches, reason)
 
 
-def next_sample(epoch: int, sample: int, batch: int, skips: Sequence[Skip]) -> int:
-    """Returns the first sample, from `sample` on, at which `batch` sequences touch nothing that is skipped."""
-    ours = sorted((skip.first, skip.stop) for skip in skips if skip.epoch == epoch)
-    for first, stop in ours:
-        if sample < stop and first < sample + batch:
-            sample = stop
-    return sample
+def next_position(position: int, batch: int, skips: Sequence[Skip]) -> int:
+    """Returns the first position, from `position` on, at which `batch` sequences touch nothing that is skipped."""
+    for skip in sorted(skips, key=lambda skip: (skip.first, skip.stop)):
+        if position < skip.stop and skip.first < position + batch:
+            position = skip.stop
+    return position
 
 
 def health_alarms(

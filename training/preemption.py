@@ -69,47 +69,6 @@ def signals_request_stop(flag: StopFlag) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@dataclass(frozen=True)
-class Decision:
-    """What all ranks do at the end of this step."""
-
-    stop: bool
-    save: bool
-
-
-class Ballot:
-    """The vote at the end of each step: what one rank wants, all do.
-
-    `reduce_max` replaces the numbers in the list by their maxima over all ranks; a collective of two numbers.
-    """
-
-    def __init__(self, reduce_max: Callable[[list[float]], list[float]]) -> None:
-        self._reduce_max = reduce_max
-
-    def decide(self, *, stop: bool, save: bool) -> Decision:
-        """Returns the same decision on all ranks; called by all at the end of the same step."""
-        stop_votes, save_votes = self._reduce_max([float(stop), float(save)])
-        return Decision(stop=stop_votes > 0, save=save_votes > 0)
-
-
-def gloo_ballot() -> Ballot:
-    """Returns a ballot of all ranks over a gloo group of its own: it waits for the other hosts, but not for the GPU."""
-    import torch
-    import torch.distributed as dist
-
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return Ballot(lambda votes: votes)
-    group = dist.new_group(backend="gloo")
-
-    def reduce_max(votes: list[float]) -> list[float]:
-        tensor = torch.tensor(votes)
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
-        reduced: list[float] = tensor.tolist()
-        return reduced
-
-    return Ballot(reduce_max)
-
-
 def exit_code(environment: Mapping[str, str] = os.environ) -> int:
     """Returns what a preempted process ends with: 75, or 143 under Kubernetes."""
     return EXIT_TERMINATED if "KUBERNETES_SERVICE_HOST" in environment else EXIT_PREEMPTED

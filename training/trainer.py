@@ -220,7 +220,7 @@ class Trainer:
 
     @property
     def _length(self) -> int:
-        return int(self.dataset.manifest.sequence_length)
+        return int(self.dataset.sequence_length)
 
     @property
     def _tokens_per_step(self) -> int:

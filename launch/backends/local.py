@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from launch.backends.base import LaunchSpec
 from launch.plan import RunPlan
