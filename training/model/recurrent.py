@@ -127,14 +127,14 @@ class RecurrentLM(nn.Module):
         return table(hidden=hidden, labels=labels)
 
 
-def compile_blocks(model: RecurrentLM, mode: str | None = None) -> None:
+def compile_blocks(model: RecurrentLM, backend: str = "inductor", mode: str | None = None) -> None:
     """Compiles every block in place. All blocks share their graphs, and the recurrence count is not part of them.
 
     There is one graph with gradient and one without, each for a fixed shape of the micro-batch.
     """
     for part in ("prelude", "core_block", "coda"):
         for block in model.transformer[part]:
-            block.compile(dynamic=False, fullgraph=True, mode=mode)
+            block.compile(backend=backend, dynamic=False, fullgraph=True, mode=mode)
 
 
 def _blocks(count: int, config: ModelSection) -> nn.ModuleList:
