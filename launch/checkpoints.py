@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from training.checkpoint.catalog import Entry
 from training.checkpoint.layout import Manifest
 from training.checkpoint.policy import Kept, to_keep
 from training.checkpoint.remote import S3Store
-from training.checkpoint.settings import checkpoints_folder, open_store, retention
+from training.checkpoint.settings import checkpoints_folder, open_store
 from training.checkpoint.upload_progress import is_uploaded
 from training.checkpoint.verify import describe, verify
 from training.config import RunConfig, load_config
@@ -73,7 +73,7 @@ def list_checkpoints(run: RunFolder, *, deep: bool = False, now: float | None = 
 
 
 def fetch_checkpoint(run: RunFolder, step: int | None = None) -> Path:
-    """Brings a step (the newest when none is given) from the object store into the run folder and returns its folder."""
+    """Brings a step (None: the newest) from the object store into the run folder and returns its folder there."""
     store = _store(run)
     steps = store.steps()
     if not steps:
@@ -92,14 +92,21 @@ def prune_checkpoints(run: RunFolder, *, keep_last: int | None = None, dry_run: 
     section = _config(run).checkpoint
     if keep_last is not None:
         section = section.model_copy(update={"keep_last": keep_last})
-    root, rule = checkpoints_folder(run.path), retention(section)
+    root = checkpoints_folder(run.path)
     store = open_store(section, run.name)
     remote: list[int] = []
     if store is not None:
         remote = remote_to_prune(store, section.keep_last, section.keep_every_steps, section.keep_best)
-    waiting = (lambda step: not is_uploaded(root / layout.step_name(step))) if store is not None else (lambda step:
-    False) gone = catalog.prune(root, **rule, spare=waiting, dry_run=dry_run)  # type: ignore[arg-type] for step in
-    () if dry_run or store is None else remote:
+    spare = (lambda step: not is_uploaded(root / layout.step_name(step))) if store else (lambda step: False)
+    gone = catalog.prune(
+        root,
+        keep_last=section.keep_last,
+        keep_every_steps=section.keep_every_steps,
+        keep_best=section.keep_best,
+        spare=spare,
+        dry_run=dry_run,
+    )
+    for step in () if dry_run or store is None else remote:
         store.delete(step)
     local = [step for folder in gone if (step := layout.parse_step(folder.name)) is not None]
     return [(step, "local") for step in local] + [(step, "remote") for step in remote]
@@ -139,8 +146,9 @@ def _unfinished_row(path: Path) -> Row:
 
 def _with_remote(rows: list[Row], store: S3Store, now: float) -> list[Row]:
     steps = store.steps()
-    merged = [Row(**{**asdict(row), "place": "both"}) if row.step in steps and row.age_s is not None else row for
-    row in rows] known = {row.step for row in merged if row.place == "both"} for step in steps.keys() - known:
+    both = {row.step for row in rows if row.step in steps and row.age_s is not None}
+    merged = [replace(row, place="both") if row.step in both else row for row in rows]
+    for step in steps.keys() - both:
         try:
             merged.append(_row(store.manifest(step), "ok", "remote", now))
         except LoopworksError as error:

@@ -13,7 +13,7 @@ from training.checkpoint.errors import CheckpointError
 from training.checkpoint.layout import Manifest
 from training.checkpoint.ranks import Ranks
 from training.checkpoint.saver import Identity
-from training.checkpoint.state import Progress, read_progress, restore_rng_state, rng_name
+from training.checkpoint.state import SavedProgress, read_progress, restore_rng_state, rng_name
 from training.errors import LoopworksError
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ class Resumed:
 
     folder: Path
     manifest: Manifest
-    progress: Progress
+    progress: SavedProgress
     converted: bool
     passed_over: tuple[str, ...]
 

@@ -26,7 +26,7 @@ from training.checkpoint.errors import CheckpointError, describe_os_error
 from training.checkpoint.layout import FileEntry, Manifest
 from training.checkpoint.ranks import Ranks
 from training.checkpoint.snapshot import write_all
-from training.checkpoint.state import STATE_NAME, Progress, rng_name, rng_state
+from training.checkpoint.state import STATE_NAME, SavedProgress, rng_name, rng_state
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Saver:
         self._in_flight: Future[SaveResult] | None = None
         self._finished: list[SaveResult] = []
 
-    def save(self, progress: Progress, evaluation_loss: float | None = None, *, wait: bool = False) -> float:
+    def save(self, progress: SavedProgress, evaluation_loss: float | None = None, *, wait: bool = False) -> float:
         """Saves the state after optimizer step `progress.step` and returns the seconds that the caller was held up.
 
         `wait` returns only when the checkpoint is committed (or has failed): before leaving, or where time does not
@@ -121,7 +121,7 @@ class Saver:
         self._capturing.copier.release()
         return self.poll()
 
-    def _manifest(self, progress: Progress, evaluation_loss: float | None) -> Manifest:
+    def _manifest(self, progress: SavedProgress, evaluation_loss: float | None) -> Manifest:
         return Manifest(
             step=progress.step,
             world_size=self._ranks.world_size,

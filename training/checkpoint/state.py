@@ -18,30 +18,34 @@ STATE_NAME = "state.json"
 
 
 @dataclass(frozen=True)
-class Progress:
+class SavedProgress:
     """Where a run is, the same on all ranks.
 
     step      optimizer steps done (learning rate and recurrence counts follow from it)
     epoch     and `sample`: the next sequence to read, counted over all ranks; the data order follows from them
     counters  what else the run counts (tokens seen, skipped steps, rollbacks ...)
+    skips     stretches of the data that are left out after rollbacks: [first, stop) in stream positions
     """
 
     step: int
     epoch: int
     sample: int
     counters: Mapping[str, float] = field(default_factory=dict)
+    skips: tuple[tuple[int, int], ...] = ()
 
     def to_bytes(self, **more: Any) -> bytes:
         """Returns the JSON of state.json; `more` are further top-level keys."""
         return (json.dumps({**asdict(self), **more}, sort_keys=True, indent=1) + "\n").encode()
 
 
-def read_progress(folder: Path) -> tuple[Progress, dict[str, Any]]:
+def read_progress(folder: Path) -> tuple[SavedProgress, dict[str, Any]]:
     """Returns the progress saved in a checkpoint and the further keys of its state.json. Raises CheckpointError."""
     try:
         raw: dict[str, Any] = json.loads((folder / STATE_NAME).read_bytes())
-        progress = Progress(*(raw.pop(key) for key in ("step", "epoch", "sample", "counters")))
-    except (OSError, ValueError, KeyError) as error:
+        skips = tuple((int(first), int(stop)) for first, stop in raw.pop("skips"))
+        step, epoch, sample, counters = (raw.pop(key) for key in ("step", "epoch", "sample", "counters"))
+        progress = SavedProgress(step, epoch, sample, counters, skips)
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"cannot read {folder / STATE_NAME}: {error}", "take another step") from None
     return progress, raw
 

@@ -10,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.guards import (
-    END_OF_EPOCH,
     GiveUp,
     GuardSettings,
     GuardState,
     Rollback,
     Skip,
     health_alarms,
-    next_sample,
+    next_position,
     observe,
     plan_rollback,
 )
@@ -75,36 +74,28 @@ def test_a_high_start_is_no_spike():
 
 def test_the_plan_names_steps_and_data():
     state, _ = _run(_curve(400) + [9.0] * 4)
-    plan = plan_rollback(state, 404, (0, 400 * 32), (0, 404 * 32), 0, SETTINGS)
+    plan = plan_rollback(state, 404, Skip(400 * 32, 404 * 32), 0, SETTINGS)
     assert isinstance(plan, Rollback)
     assert plan.at_most_step == 400
-    assert plan.skips == (Skip(0, 12800, 12928),)
+    assert plan.skip == Skip(12800, 12928)
     assert "from step 401 to 404" in plan.reason
 
 
-def test_the_end_of_an_epoch_and_the_start_of_the_next_are_skipped():
-    plan = plan_rollback(GuardState(bad_since=5, bad_steps=4), 8, (0, 96), (1, 32), 0, SETTINGS)
-    assert plan.skips == (Skip(0, 96, END_OF_EPOCH), Skip(1, 0, 32))
-
-
 def test_the_budget_ends_the_run():
-    plan = plan_rollback(GuardState(bad_since=5), 8, (0, 0), (0, 8), 3, SETTINGS)
+    plan = plan_rollback(GuardState(bad_since=5), 8, Skip(0, 8), 3, SETTINGS)
     assert isinstance(plan, GiveUp)
     assert "3 rollbacks" in plan.reason
 
 
-skips = st.lists(
-    st.tuples(st.integers(0, 200), st.integers(1, 50)).map(lambda p: Skip(0, p[0], p[0] + p[1])), max_size=5
-)
+skips = st.lists(st.tuples(st.integers(0, 200), st.integers(1, 50)).map(lambda p: Skip(p[0], p[0] + p[1])), max_size=5)
 
 
 @given(st.integers(0, 300), st.integers(1, 16), skips)
-def test_the_next_batch_touches_nothing_that_is_skipped(sample, batch, ranges):
-    found = next_sample(0, sample, batch, ranges)
-    assert found >= sample
+def test_the_next_batch_touches_nothing_that_is_skipped(position, batch, ranges):
+    found = next_position(position, batch, ranges)
+    assert found >= position
     assert not any(s.first < found + batch and found < s.stop for s in ranges)
-    assert next_sample(0, found, batch, ranges) == found
-    assert next_sample(1, sample, batch, ranges) == sample
+    assert next_position(found, batch, ranges) == found
 
 
 def test_health_alarms():
