@@ -1,7 +1,7 @@
 """The cluster configuration: one frozen model, read from a Pulumi stack file or from `pulumi.Config`.
 
 Keys are written in camelCase in Pulumi.yaml and Pulumi.STACK.yaml, as Pulumi does. This model is the source of the
-`config:` block in Pulumi.yaml (`python -m infra.config` prints it; a test keeps them equal). Nothing here needs Pulumi.
+`config:` block of Pulumi.yaml (`python -m infra.config` prints that file; a test keeps them equal). Needs no Pulumi.
 """
 
 from __future__ import annotations
@@ -21,6 +21,19 @@ from infra.findings import Finding, InfraError, error
 PROJECT = "loopworks"
 SECRET_KEYS = ("redisPassword",)
 AWS_KEYS = ("region", "profile")
+
+PROJECT_HEADER = f"""\
+name: {PROJECT}
+description: GPU cluster on AWS for training a recurrent-depth language model
+runtime:
+  name: python
+  options:
+    toolchain: pip
+# The stack also needs aws:region, and takes the secret redisPassword:
+#   pulumi config set aws:region us-east-1
+#   pulumi config set --secret redisPassword "$(openssl rand -hex 24)"
+# Made by `python -m infra.config > infra/Pulumi.yaml`; each key is checked before anything is created.
+"""
 
 Capacity = Literal["on-demand", "spot", "reservation", "capacity-block"]
 Storage = Literal["fsx-lustre", "efs", "nfs", "none"]
@@ -217,5 +230,10 @@ def schema_block() -> dict[str, Any]:
     return block
 
 
+def project_file() -> str:
+    """The whole text of Pulumi.yaml."""
+    return PROJECT_HEADER + yaml.safe_dump({"config": schema_block()}, sort_keys=False, width=110)
+
+
 if __name__ == "__main__":
-    print(yaml.safe_dump({"config": schema_block()}, sort_keys=False, width=120))
+    print(project_file(), end="")

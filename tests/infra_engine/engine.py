@@ -159,6 +159,19 @@ class _EngineLog(engine_pb2_grpc.EngineServicer):
         return engine_pb2.SetRootResourceResponse()
 
 
+class _QuietStub:
+    """The Engine interface over gRPC, without the SDK's debug messages: they are most of a run's calls."""
+
+    def __init__(self, address: str) -> None:
+        self._stub = engine_pb2_grpc.EngineStub(grpc.insecure_channel(address))
+
+    def Log(self, request: Any) -> Any:
+        return empty_pb2.Empty() if request.severity == engine_pb2.DEBUG else self._stub.Log(request)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stub, name)
+
+
 class Engine:
     """One stack: `preview`, `up`, `destroy`. Keeps its state between runs."""
 
@@ -279,7 +292,12 @@ class Engine:
         secrets = [key for key, value in config.items() if isinstance(value, Secret)]
         pulumi_config.set_all_config(strings, secrets)
         settings = pulumi_settings.Settings(
-            project=self.project, stack=self.stack, monitor=address, engine=address, dry_run=dry_run, parallel=16
+            project=self.project,
+            stack=self.stack,
+            monitor=address,
+            engine=_QuietStub(address),
+            dry_run=dry_run,
+            parallel=16,
         )
         pulumi_settings.configure(settings)
         loop = asyncio.new_event_loop()

@@ -11,7 +11,7 @@ import yaml
 
 from infra.account import AccountFacts, Image, pick_zone
 from infra.check import main as check_main
-from infra.config import ClusterConfig, camel_keys, from_strings, load_stack_file, parse, schema_block
+from infra.config import ClusterConfig, camel_keys, from_strings, load_stack_file, parse, project_file, schema_block
 from infra.findings import InfraError, errors_of
 from infra.validate import check_account, check_config
 from infra.validate.account import vcpus_needed
@@ -68,7 +68,8 @@ WRONG = [
     ({"capacityBlockStart": "2027-01-01T11:30:00Z"}, "capacity", "without capacity: capacity-block"),
     ({**BLOCK, "placementGroup": "always"}, "placementGroup", "brings its own placement"),
     ({**BLOCK, "reservationId": ""}, "reservationId", "exactly one of"),
-    ({**BLOCK, "reservationId": "", "capacityBlockOfferingId": "cbr-1"}, "confirmCapacityBlockPurchase", "cannot be cancelled"),
+    ({**BLOCK, "reservationId": "", "capacityBlockOfferingId": "cbr-1"},
+     "confirmCapacityBlockPurchase", "cannot be cancelled"),
     ({**BLOCK, "nodeCount": 65}, "nodeCount", "at most 64"),
     ({**BLOCK, "capacityBlockStart": "tomorrow"}, "capacityBlockStart", "not a UTC time"),
     ({**BLOCK, "capacityBlockStart": "2026-12-01T11:30:00"}, "capacityBlockStart", "not a UTC time"),
@@ -142,8 +143,10 @@ def test_wrong_configurations_are_refused(overrides, key, message):
 
 DOUBTFUL = [
     ({"owner": ""}, "owner", "nobody is named"),
-    ({"vpcCidr": "172.17.0.0/16", "gpuSubnetCidr": "172.17.0.0/20", "publicSubnetCidr": "172.17.240.0/24"}, "vpcCidr", "Docker"),
-    ({"natGateway": False, "interfaceEndpoints": ["ssm", "ssmmessages", "ec2messages"]}, "natGateway", "no package index"),
+    ({"vpcCidr": "172.17.0.0/16", "gpuSubnetCidr": "172.17.0.0/20", "publicSubnetCidr": "172.17.240.0/24"},
+     "vpcCidr", "Docker"),
+    ({"natGateway": False, "interfaceEndpoints": ["ssm", "ssmmessages", "ec2messages"]},
+     "natGateway", "no package index"),
     ({"monthlyBudgetUsd": 0}, "monthlyBudgetUsd", "no budget"),
     ({"allowedCidrs": []}, "allowedCidrs", "nobody may reach"),
     ({"headPublicIp": False}, "sshPublicKey", "even through Session Manager"),
@@ -258,8 +261,9 @@ def test_example_stacks_can_be_built(stack):
 
 
 def test_project_file_holds_the_schema_of_the_model():
-    project = yaml.safe_load((INFRA / "Pulumi.yaml").read_text())
-    assert project["config"] == schema_block()
+    text = (INFRA / "Pulumi.yaml").read_text()
+    assert text == project_file(), "run: python -m infra.config > /tmp/p && mv /tmp/p infra/Pulumi.yaml"
+    assert yaml.safe_load(text)["config"] == schema_block()
     assert set(schema_block()) | {"region", "profile", "redisPassword"} == set(camel_keys())
 
 
