@@ -106,10 +106,11 @@ def prune_checkpoints(run: RunFolder, *, keep_last: int | None = None, dry_run: 
         spare=spare,
         dry_run=dry_run,
     )
-    for step in () if dry_run or store is None else remote:
-        store.delete(step)
-    local = [step for folder in gone if (step := layout.parse_step(folder.name)) is not None]
-    return [(step, "local") for step in local] + [(step, "remote") for step in remote]
+    if store is not None and not dry_run:
+        for step in remote:
+            store.delete(step)
+    local = [(layout.parse_step(folder.name) or 0, "local") for folder in gone]
+    return local + [(step, "remote") for step in remote]
 
 
 def remote_to_prune(store: S3Store, keep_last: int, keep_every_steps: int | None, keep_best: int) -> list[int]:

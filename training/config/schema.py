@@ -198,11 +198,65 @@ class DistributedSection(Section):
 
 
 class CheckpointSection(Section):
-    """When the run is saved."""
+    """When the run is saved, where to, what is kept, and when it goes back to an earlier save."""
 
-    interval_steps: PositiveInt | None = Field(
-        None, description="Save every so many steps; null saves at the end only."
+    interval_steps: PositiveInt | Literal["auto"] | None = Field(
+        None,
+        description="Save every so many steps; auto: sqrt(2 x cost of a save x time between failures), as measured in the "
+        "run; null saves at the end only (or by interval_minutes).",
     )
+    interval_minutes: PositiveFloat | None = Field(None, description="Save every so many minutes instead.")
+    gpu_hours_between_failures: PositiveFloat = Field(
+        50000.0, description="For auto: device hours between two failures; lower it for spot nodes and old hardware."
+    )
+    asynchronous: bool = Field(True, description="Write and upload beside training; false waits for each save.")
+    keep_last: PositiveInt = Field(3, description="Newest checkpoints that are kept.")
+    keep_every_steps: PositiveInt | None = Field(None, description="Also keep those at multiples of so many steps.")
+    keep_best: NonNegativeInt = Field(1, description="Also keep so many with the lowest held-out loss.")
+    remote: str | None = Field(
+        None, description="s3://bucket/prefix: also upload to an object store, under PREFIX/NAME of the run."
+    )
+    endpoint_url: str | None = Field(None, description="Address of an S3-compatible store; null is AWS.")
+    upload_concurrency: PositiveInt = Field(8, description="Requests to the store at the same time.")
+    upload_part_mib: Annotated[int, Field(ge=5, le=4096, strict=True)] = Field(
+        32, description="Size of the parts of large files, in MiB; so many are in memory as there are requests."
+    )
+    watch_spot: Literal["auto"] | bool = Field(
+        "auto", description="Watch the EC2 metadata service for spot notices; auto: where it answers."
+    )
+    metadata_url: str = Field("http://169.254.169.254", description="Address of the EC2 metadata service.")
+    max_rollbacks: NonNegativeInt = Field(
+        3, description="Times a run goes back to its last good checkpoint after a loss spike; 0 never does."
+    )
+    spike_deviations: PositiveFloat = Field(
+        8.0, description="Spike: loss above its running mean by so many mean deviations (and by spike_ratio)."
+    )
+    spike_ratio: Annotated[float, Field(gt=1, allow_inf_nan=False)] = Field(
+        1.3, description="Spike: loss above its running mean by this factor (and by spike_deviations)."
+    )
+    spike_patience_steps: PositiveInt = Field(4, description="Bad steps in a row before the run goes back.")
+
+    @field_validator("remote")
+    @classmethod
+    def _remote_is_an_s3_address(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s?#@]*)?", value):
+            raise ValueError(
+                f"{value!r} is not of the form s3://bucket/prefix; credentials come from the AWS chain, never from here"
+            )
+        return value
+
+    @field_validator("endpoint_url", "metadata_url")
+    @classmethod
+    def _address_is_plain_http(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"https?://[^\s/@?#]+/?", value):
+            raise ValueError(f"{value!r} is not of the form http(s)://host:port; it holds no path and no credentials")
+        return value
+
+    @model_validator(mode="after")
+    def _one_interval(self) -> CheckpointSection:
+        if self.interval_steps is not None and self.interval_minutes is not None:
+            raise ValueError("interval_steps and interval_minutes are both given; keep one of them")
+        return self
 
 
 class EvaluationSection(Section):
