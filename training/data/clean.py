@@ -60,19 +60,27 @@ def clean(text: str, steps: list[Step]) -> TextView | Dropped:
 def fix_unicode(text: str) -> str:
     """Repairs mojibake, control characters and line ends (ftfy).
 
-    ftfy works line by line, so lines that cannot need it are left out of its slow way.
+    ftfy works line by line, so lines that cannot need it are spared its slow way.
     """
     if text.isascii() and not _ASCII_NEEDS_REPAIR.search(text):
         return text
     import ftfy
 
-    lines = text.splitlines(keepends=True)
-    # Entities are undone only where the text is no HTML, which ftfy tells from the whole text.
-    config = ftfy.TextFixerConfig(unescape_html=False if "<" in text else "auto")
-    return "".join(
-        ftfy.fix_text(line, config) if not line.isascii() or _ASCII_NEEDS_REPAIR.search(line) else line
-        for line in lines
-    )
+    config = ftfy.TextFixerConfig()
+    repaired = []
+    for line in _lines(text):
+        if config.unescape_html and "<" in line:
+            # ftfy's rule: from the first sign of HTML on, entities are part of the text.
+            config = config._replace(unescape_html=False)
+        needs_repair = not line.isascii() or _ASCII_NEEDS_REPAIR.search(line)
+        repaired.append(ftfy.fix_text(line, config) if needs_repair else line)
+    return "".join(repaired)
+
+
+def _lines(text: str) -> list[str]:
+    """Lines with their ends, cut at newlines only, which is where ftfy cuts."""
+    lines = text.split("\n")
+    return [f"{line}\n" for line in lines[:-1]] + lines[-1:]
 
 
 def _as_rule(find: Callable[[TextView], str | None]) -> Step:

@@ -164,30 +164,51 @@ def _open(path: Path) -> Iterator[IO[bytes]]:
         if path.suffix.lower() == ".gz":
             yield io.BufferedReader(gzip.GzipFile(fileobj=raw), buffer_size=1 << 20)
         elif path.suffix.lower() == ".zst":
-            yield _zstd_stream(raw, path)
+            yield io.BufferedReader(_ZstdFrames(raw), buffer_size=1 << 20)
         else:
             yield raw
 
 
-def _zstd_stream(raw: IO[bytes], path: Path) -> IO[bytes]:
-    import zstandard
+class _ZstdFrames(io.RawIOBase):
+    """Decompressed bytes of zstd frames. Unlike the library's own reader it takes no cut stream for a complete one."""
 
-    class Checked(io.RawIOBase):
-        """zstandard has an exception type of its own and takes a cut stream for a complete one."""
+    # A block of zstd gives at most 128 KiB for 4 bytes: small pieces of input keep the output small.
+    _PIECE_BYTES = 2048
 
-        def __init__(self) -> None:
-            self._reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw = raw
+        self._frame: Any = None
+        self._packed = self._ready = b""
 
-        def readable(self) -> bool:
-            return True
+    def readable(self) -> bool:
+        return True
 
-        def readinto(self, buffer: Any) -> int:
-            try:
-                return int(self._reader.readinto(buffer))
-            except zstandard.ZstdError as error:
-                raise DataError(f"{path}: cannot be decompressed: {error}", _REMEDY_SOURCE) from None
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready and self._advance():
+            pass
+        taken = min(len(buffer), len(self._ready))
+        buffer[:taken] = self._ready[:taken]
+        self._ready = self._ready[taken:]
+        return taken
 
-    return io.BufferedReader(Checked(), buffer_size=1 << 20)
+    def _advance(self) -> bool:
+        """Decompresses one more piece; False at the end of the input."""
+        import zstandard
+
+        self._packed = self._packed or self._raw.read(self._PIECE_BYTES)
+        if not self._packed:
+            if self._frame is not None:
+                raise OSError("the compressed stream is cut off")
+            return False
+        self._frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
+        try:
+            self._ready = self._frame.decompress(self._packed)
+        except zstandard.ZstdError as error:
+            raise OSError(f"the compressed stream is damaged ({error})") from None
+        self._packed = b""
+        if self._frame.eof:
+            self._packed, self._frame = self._frame.unused_data, None
+        return True
 
 
 def parquet_row_groups(path: Path) -> int:

@@ -13,7 +13,7 @@ from training.errors import DataError, UsageError
 
 PREFIX = "s3://"
 _ATTEMPTS = 5
-_FIRST_PAUSE_S = 0.5
+FIRST_PAUSE_S = 0.5
 Result = TypeVar("Result")
 
 
@@ -34,7 +34,8 @@ def split_url(url: str) -> tuple[str, str]:
 
 
 @lru_cache(maxsize=1)
-def _client() -> Any:
+def client() -> Any:
+    """The boto3 client of this process."""
     import boto3
     from botocore.config import Config
 
@@ -48,7 +49,7 @@ def list_objects(url: str) -> list[S3Object]:
         if key and not key.endswith("/") and (found := _head(bucket, key)) is not None:
             return [found]
         prefix = key if not key or key.endswith("/") else f"{key}/"
-        pages = _client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        pages = client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         entries = [entry for page in pages for entry in page.get("Contents", ()) if not entry["Key"].endswith("/")]
     root = f"{PREFIX}{bucket}/"
     return sorted(S3Object(root + e["Key"], int(e["Size"]), _nanoseconds(e["LastModified"])) for e in entries)
@@ -64,7 +65,7 @@ def _head(bucket: str, key: str) -> S3Object | None:
     from botocore.exceptions import ClientError
 
     try:
-        found = _client().head_object(Bucket=bucket, Key=key)
+        found = client().head_object(Bucket=bucket, Key=key)
     except ClientError as error:
         if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 404:
             return None
@@ -91,7 +92,7 @@ def download(url: str, path: Path, check: Callable[[Path], str | None] = lambda 
 
     def attempt() -> None:
         with _errors(url):
-            body = _client().get_object(Bucket=bucket, Key=key)["Body"]
+            body = client().get_object(Bucket=bucket, Key=key)["Body"]
             with storage_errors(path), temporary.open("wb") as stream:
                 while piece := body.read(1 << 20):
                     stream.write(piece)
@@ -105,13 +106,13 @@ def download(url: str, path: Path, check: Callable[[Path], str | None] = lambda 
         temporary.unlink(missing_ok=True)
 
 
-def retry(action: Callable[[], Result], attempts: int = _ATTEMPTS, first_pause_s: float = _FIRST_PAUSE_S) -> Result:
+def retry(action: Callable[[], Result], attempts: int = _ATTEMPTS) -> Result:
     """Result of `action`; a DataError is tried again, with pauses that double, `attempts` times in all."""
     for number in range(attempts - 1):
         try:
             return action()
         except DataError:
-            time.sleep(first_pause_s * 2**number)
+            time.sleep(FIRST_PAUSE_S * 2**number)
     return action()
 
 

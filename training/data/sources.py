@@ -21,7 +21,7 @@ from training.errors import DataError, UsageError
 
 DEMO_SOURCE = "demo"
 # Parts should outnumber workers even where there is little text, but not become tiny.
-_MIN_PART_BYTES = 1_000_000
+MIN_PART_BYTES = 1_000_000
 _PARTS_WANTED = 64
 # A row group has no size of its own in bytes; only progress goes by this.
 _PARQUET_GROUP_BYTES = 16_000_000
@@ -72,7 +72,7 @@ def plan_parts(sources: Iterable[str], settings: PrepareSection) -> list[Part]:
     """
     files = [file for source in sources for file in _list_source(source, settings)]
     total = sum(size for _, _, size, _, _ in files)
-    limit = max(_MIN_PART_BYTES, min(settings.part_bytes, -(-total // _PARTS_WANTED)))
+    limit = max(MIN_PART_BYTES, min(settings.part_bytes, -(-total // _PARTS_WANTED)))
     spans = itertools.chain.from_iterable(_spans(file, limit, settings.max_document_bytes) for file in files)
     return [Part(number, tuple(group)) for number, group in enumerate(_group(spans, limit))]
 

@@ -70,10 +70,10 @@ def clean_part(task: CleanTask) -> tuple[Part, dict[str, Any]]:
     counts = Counts()
     keys = _Keys([], [])
     write_documents(task.work.clean(task.part.number, "docs"), _kept_documents(task, counts, keys))
-    _write_keys(task, "exact", np.array(keys.exact, dtype=np.uint64)[:, None])
+    write_keys(task.work, task.part.number, "exact", np.array(keys.exact, dtype=np.uint64)[:, None])
     if task.settings.dedup.near:
         bands = band_count(task.settings.dedup)
-        _write_keys(task, "near", np.array(keys.near, dtype=np.uint64).reshape(-1, bands))
+        write_keys(task.work, task.part.number, "near", np.array(keys.near, dtype=np.uint64).reshape(-1, bands))
     done = dict(vars(counts))
     write_json(marker, done)
     return task.part, done
@@ -109,12 +109,12 @@ def hash_text(view: TextView) -> int:
     return int.from_bytes(hashlib.blake2b(view.lowered, digest_size=8).digest(), "little")
 
 
-def _write_keys(task: CleanTask, kind: str, keys: npt.NDArray[np.uint64]) -> None:
+def write_keys(work: WorkFolder, part: int, kind: str, keys: npt.NDArray[np.uint64]) -> None:
     """Writes rows (key, document) sorted by key, so that a range of keys is a slice of the file."""
     documents, each = keys.shape
     rows = np.empty((keys.size, 2), dtype=np.uint64)
     rows[:, 0] = keys.ravel()
     rows[:, 1] = np.repeat(np.arange(documents, dtype=np.uint64), each)
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
-    with atomic_file(task.work.clean(task.part.number, f"keys-{kind}.npy")) as stream:
+    with atomic_file(work.clean(part, f"keys-{kind}.npy")) as stream:
         np.save(stream, rows)

@@ -19,7 +19,8 @@ from training.data.workfolder import WorkFolder, read_json, write_json
 
 EXACT, NEAR = 1, 2
 RULES = {EXACT: "exact_duplicate", NEAR: "near_duplicate"}
-_RANGE_ROWS = 8_000_000
+# Keys compared at once: 16 bytes each, and about as much again to sort them.
+RANGE_ROWS = 8_000_000
 
 
 def deduplicate(work: WorkFolder, documents: Sequence[int], settings: DedupSection) -> None:
@@ -43,7 +44,7 @@ def deduplicate(work: WorkFolder, documents: Sequence[int], settings: DedupSecti
 def _mark_repeats(work: WorkFolder, paths: list[Path], verdict: int) -> None:
     files = [np.load(path, mmap_mode="r") for path in paths]
     rows = sum(len(file) for file in files)
-    ranges = max(1, -(-rows // _RANGE_ROWS))
+    ranges = max(1, -(-rows // RANGE_ROWS))
     # Keys are hashes, so equal slices of their range hold about equally many rows.
     edges = [(2**64 * number) // ranges for number in range(1, ranges)]
     starts = [0] * len(files)
