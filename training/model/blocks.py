@@ -17,6 +17,13 @@ from torch import Tensor, nn
 from training.config.schema import ModelSection
 
 
+def autocast_dtype(device: str) -> torch.dtype | None:
+    """The type that autocast computes in on this kind of device; None where it is off or does not exist."""
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device)
+
+
 class KeyValueStore(Protocol):
     """What attention needs of a cache: take the keys and values of new tokens, give those of all tokens so far."""
 

@@ -63,7 +63,7 @@ class _SlotView:
         self.store, self.slot = store, slot
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes the new tokens' keys and values [1, H, T, D] and returns those of all tokens."""
+        """Writes the new tokens' keys and values [1, H, T, D]; returns those of all tokens, in the type of the new."""
         start = self.store.cache.length
         end = start + keys.shape[2]
         self.store.keys[self.slot, :, :, start:end] = keys.to(self.store.keys.dtype)
@@ -71,11 +71,14 @@ class _SlotView:
         # Slots fill in order, so a token that ran d iterations has slots 0 .. d - 1; its deepest is d - 1.
         slots = (self.store.cache.depth[:start] - 1).clamp(max=self.slot)
         if bool((slots == self.slot).all()):
-            return self.store.keys[self.slot, :, :, :end], self.store.values[self.slot, :, :, :end]
+            return (
+                self.store.keys[self.slot, :, :, :end].to(keys.dtype),
+                self.store.values[self.slot, :, :, :end].to(values.dtype),
+            )
         slots = torch.cat((slots, slots.new_full((end - start,), self.slot)))
         tokens = torch.arange(end, device=slots.device)
         # Advanced indices apart from each other put their axis first: [tokens, 1, H, D].
         return (
-            self.store.keys[slots, :, :, tokens].permute(1, 2, 0, 3),
-            self.store.values[slots, :, :, tokens].permute(1, 2, 0, 3),
+            self.store.keys[slots, :, :, tokens].permute(1, 2, 0, 3).to(keys.dtype),
+            self.store.values[slots, :, :, tokens].permute(1, 2, 0, 3).to(values.dtype),
         )

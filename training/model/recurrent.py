@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from training.config.schema import ModelSection
-from training.model.blocks import KeyValueStore, RMSNorm, RotaryTable, SandwichBlock
+from training.model.blocks import KeyValueStore, RMSNorm, RotaryTable, SandwichBlock, autocast_dtype
 from training.model.state import draw_state, state_statistics
 from training.model.vocab import VocabTable
 
@@ -153,10 +154,10 @@ def _run(
     return x
 
 
-def _uncached_autocast(device: str) -> torch.autocast:
+def _uncached_autocast(device: str) -> AbstractContextManager[Any]:
     """Keeps autocast from caching casts made without gradient, which older torch reuses in the graded iterations."""
-    enabled = torch.is_autocast_enabled(device)
-    return torch.autocast(device, dtype=torch.get_autocast_dtype(device), enabled=enabled, cache_enabled=not enabled)
+    dtype = autocast_dtype(device)
+    return nullcontext() if dtype is None else torch.autocast(device, dtype=dtype, cache_enabled=False)
 
 
 def _drop_derived_entries(model: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from training.model.blocks import autocast_dtype
+
 IGNORED_LABEL = -100
 _CHUNK_ELEMENTS = 2**26  # float32 logits held at once: 256 MiB, 1024 tokens at 65,536 entries
 
@@ -44,11 +46,10 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_t
     hidden [N, C], weight [V, C], labels [N]; float32 scalar. The gradients are computed chunk by chunk in the forward
     pass, while the logits are there, so nothing is recomputed and the FLOPs are those of the plain form.
     """
-    device = hidden.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    # What autocast would do, spelled out: it must not keep casts made inside, where there is no gradient.
+    dtype = autocast_dtype(hidden.device.type) or hidden.dtype
     chunk = chunk_tokens or max(1, _CHUNK_ELEMENTS // weight.shape[0])
-    with torch.autocast(device, enabled=False):
-        loss: Tensor = _LinearCrossEntropy.apply(hidden.to(dtype), weight.to(dtype), labels, chunk)
+    loss: Tensor = _LinearCrossEntropy.apply(hidden.to(dtype), weight.to(dtype), labels, chunk)
     return loss
 
 

@@ -34,6 +34,17 @@ def test_cache_gives_what_full_recomputation_gives(model: RecurrentLM) -> None:
     )
 
 
+@pytest.mark.parametrize("how", ["weights", "autocast"])
+def test_bfloat16_generates(how: str) -> None:
+    built = load_fixture(GOLDEN / "tiny_a").model
+    if how == "weights":
+        result = generate(built.bfloat16(), PROMPT, 4, recurrence=4, exit=ExitRule("kl", threshold=0.1))
+    else:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            result = generate(built, PROMPT, 4, recurrence=4, exit=ExitRule("kl", threshold=0.1))
+    assert len(result.tokens) == 4
+
+
 def test_generate_collects_the_stream(model: RecurrentLM) -> None:
     result = generate(model, torch.tensor([PROMPT]), 5, recurrence=4)
     steps = list(stream(model, PROMPT, 5, recurrence=4))

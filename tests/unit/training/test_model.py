@@ -208,6 +208,15 @@ def test_bfloat16_weights_keep_the_loss(name: str) -> None:
     assert loss.item() == pytest.approx(golden["loss_r4"].item(), abs=0.03)
 
 
+def test_forward_needs_no_memory_on_the_meta_device() -> None:
+    with torch.device("meta"):
+        built = RecurrentLM(ModelSection(preset="huginn-3.5b"))
+        tokens, state = torch.zeros(1, 8, dtype=torch.long), torch.zeros(1, 8, 5280)
+    output = built(tokens, tokens, steps=(3, 2), initial_state=state)
+    output.loss.backward()
+    assert output.loss.is_meta and built.transformer["adapter"].weight.grad is not None
+
+
 def test_training_returns_no_logits_unless_asked(model: RecurrentLM, tokens: Tensor) -> None:
     output = model(tokens, tokens, steps=(0, 1))
     assert output.logits is None and output.state_stats is None
