@@ -88,9 +88,7 @@ def losses(overrides: list[str], steps: int, run: RunFolder, rank: RankInfo, poi
     dataset = SmallDataset()
     evaluator = Evaluator(config, engine, dataset, rank)  # type: ignore[arg-type]
     kind = PoisonedTrainer if poisoned else Trainer
-    trainer = kind(
-        config, rank, engine, dataset, run, total_steps=steps, evaluator=evaluator, callbacks=[Recorder()]
-    )
+    trainer = kind(config, rank, engine, dataset, run, total_steps=steps, evaluator=evaluator, callbacks=[Recorder()])
     progress = trainer.fit()
     perplexity = evaluator.perplexity(4)
     engine.deepspeed.destroy()

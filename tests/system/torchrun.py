@@ -14,7 +14,12 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 def torchrun(script: str, ranks: int, *arguments: str, timeout_s: float = 240) -> str:
     """Returns the standard output of all ranks; raises AssertionError with the end of their errors when one fails."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    command += [f"--nproc-per-node={ranks}", "--max-restarts=0", str(CHECKOUT / "tests" / "system" / script), *arguments]
+    command += [
+        f"--nproc-per-node={ranks}",
+        "--max-restarts=0",
+        str(CHECKOUT / "tests" / "system" / script),
+        *arguments,
+    ]
     env = {
         **os.environ,
         "PYTHONPATH": str(CHECKOUT),
