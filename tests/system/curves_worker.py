@@ -1,6 +1,7 @@
 """One rank of the loss-curve tests: trains the same run under several layouts in one process and prints the losses.
 
-Called under torchrun with a JSON object {label: [override, ...]} and a number of steps; rank 0 prints one JSON line a label.
+Called under torchrun with a JSON object {label: [override, ...]}, a number of steps and a run folder; rank 0 prints one
+JSON line a label.
 """
 
 from __future__ import annotations
