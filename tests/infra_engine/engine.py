@@ -69,7 +69,7 @@ class Result:
     steps: list[Step] = field(default_factory=list)
     outputs: dict[str, Any] = field(default_factory=dict)
     logs: list[tuple[str, str]] = field(default_factory=list)
-    requests: dict[str, resource_pb2.RegisterResourceRequest] = field(default_factory=dict)
+    requests: dict[str, resource_pb2.RegisterResourceRequest] = field(default_factory=dict, repr=False)
     error: str = ""
     crash: str = ""
 
@@ -162,8 +162,8 @@ class _EngineLog(engine_pb2_grpc.EngineServicer):
 class _QuietStub:
     """The Engine interface over gRPC, without the SDK's debug messages: they are most of a run's calls."""
 
-    def __init__(self, address: str) -> None:
-        self._stub = engine_pb2_grpc.EngineStub(grpc.insecure_channel(address))
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._stub = engine_pb2_grpc.EngineStub(channel)
 
     def Log(self, request: Any) -> Any:
         return empty_pb2.Empty() if request.severity == engine_pb2.DEBUG else self._stub.Log(request)
@@ -282,20 +282,22 @@ class Engine:
     def _run(self, program: Path, config: dict[str, Any], *, dry_run: bool) -> tuple[Result, set[str]]:
         result = Result()
         monitor = _Monitor(self, result, dry_run=dry_run)
-        with _serve(monitor, _EngineLog(result)) as address:
+        with _serve(monitor, _EngineLog(result)) as channel:
             context = contextvars.copy_context()
-            context.run(self._run_program, program, config, address, dry_run, result)
+            context.run(self._run_program, program, config, channel, dry_run, result)
         return result, monitor.seen
 
-    def _run_program(self, program: Path, config: dict[str, Any], address: str, dry_run: bool, result: Result) -> None:
+    def _run_program(
+        self, program: Path, config: dict[str, Any], channel: grpc.Channel, dry_run: bool, result: Result
+    ) -> None:
         strings = {key: reveal(value) for key, value in config.items()}
         secrets = [key for key, value in config.items() if isinstance(value, Secret)]
         pulumi_config.set_all_config(strings, secrets)
         settings = pulumi_settings.Settings(
             project=self.project,
             stack=self.stack,
-            monitor=address,
-            engine=_QuietStub(address),
+            monitor=resource_pb2_grpc.ResourceMonitorStub(channel),
+            engine=_QuietStub(channel),
             dry_run=dry_run,
             parallel=16,
         )
@@ -319,14 +321,15 @@ def _execute(program: Path) -> None:
 
 
 @contextmanager
-def _serve(monitor: _Monitor, log: _EngineLog) -> Iterator[str]:
+def _serve(monitor: _Monitor, log: _EngineLog) -> Iterator[grpc.Channel]:
     server = grpc.server(ThreadPoolExecutor(max_workers=32))
     resource_pb2_grpc.add_ResourceMonitorServicer_to_server(monitor, server)
     engine_pb2_grpc.add_EngineServicer_to_server(log, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        yield f"127.0.0.1:{port}"
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield channel
     finally:
         server.stop(grace=None).wait()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,18 @@ def stack_file(stack: str) -> dict[str, Any]:
     """The values of infra/Pulumi.STACK.yaml with a password."""
     document = yaml.safe_load((ROOT / "infra" / f"Pulumi.{stack}.yaml").read_text(encoding="utf-8"))
     return {**split_namespaces(document["config"]), "redisPassword": PASSWORD}
+
+
+def open_block() -> dict[str, Any]:
+    """A capacity block of a week that is running now; blocks begin and end at 11:30 UTC."""
+    noon = dt.datetime.now(dt.timezone.utc).replace(hour=11, minute=30, second=0, microsecond=0)
+    stamps = [(noon + dt.timedelta(days=day)).strftime("%Y-%m-%dT%H:%M:%SZ") for day in (-2, 5)]
+    return {
+        "capacity": "capacity-block",
+        "reservationId": "cr-0123456789abcdef0",
+        "capacityBlockStart": stamps[0],
+        "capacityBlockEnd": stamps[1],
+    }
 
 
 def as_config(values: dict[str, Any]) -> dict[str, Any]:
