@@ -42,7 +42,7 @@ def local_facts() -> MachineFacts:
 
 
 def cpu_computes_bf16(cpuinfo: str) -> bool:
-    """True when /proc/cpuinfo names instructions for bf16 products; without them bf16 is emulated and slower than fp32."""
+    """True when /proc/cpuinfo names instructions for bf16; without them it is emulated and slower than fp32."""
     flags = next((line for line in cpuinfo.splitlines() if line.startswith(("flags", "Features"))), "")
     return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(flags.split()))
 

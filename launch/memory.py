@@ -18,6 +18,8 @@ ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # qkv, attention output, two sums, and gate, up and product of the MLP.
 _WIDTH_TENSORS = 13
 _MLP_TENSORS = 4
+# Logits that the loss holds at once (training/model/vocab.py).
+LOGITS_CHUNK_ELEMENTS = 2**26
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ def estimate_memory(
     if zero_stage == 3:
         weights = weights // shards + element * size.core
     activations = micro_batch * activation_bytes_per_sequence(model, sequence_length, element, checkpointing)
+    activations += head_bytes(model, micro_batch * sequence_length, element)
     return MemoryEstimate(weights, gradients, optimizer, activations)
 
 
@@ -73,10 +76,15 @@ def activation_bytes_per_sequence(model: ModelSection, sequence_length: int, ele
     block = sequence_length * (_WIDTH_TENSORS * model.width + _MLP_TENSORS * model.mlp_width) * element
     iteration = model.core_layers * block + 3 * sequence_length * model.width * element
     outside = (model.prelude_layers + model.coda_layers) * block
-    # Logits once in the working precision, once in float32, once as their gradient.
-    head = sequence_length * model.vocab_size * (element + 8)
     if checkpointing:
         kept = model.backprop_depth * sequence_length * model.width * element + iteration
     else:
         kept = model.backprop_depth * iteration
-    return outside + kept + head
+    return outside + kept
+
+
+def head_bytes(model: ModelSection, tokens: int, element: int) -> int:
+    """Returns what the loss holds: one chunk of logits three times, and the head's gradient until the backward pass."""
+    chunk = min(tokens * model.vocab_size, LOGITS_CHUNK_ELEMENTS)
+    one_chunk = chunk == tokens * model.vocab_size
+    return chunk * (8 + element) + model.vocab_size * model.width * (element if one_chunk else 4)

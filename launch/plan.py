@@ -34,6 +34,7 @@ class DatasetFacts:
     """What a plan needs to know of a dataset; known once it is prepared."""
 
     train_sequences: int
+    validation_sequences: int
     sequence_length: int
 
 
@@ -110,6 +111,8 @@ def build_plan(config: RunConfig, nodes: Sequence[MachineFacts], dataset: Datase
             f"data.path: sequences of {sequence_length} tokens are longer than model.context_length "
             f"{config.model.context_length}; prepare shorter ones or raise it"
         )
+    if dataset is not None and not dataset.validation_sequences:
+        findings.append("data.path: no sequence is held out; prepare it with a larger prepare.validation_fraction")
     if config.training.batch_size % world_size:
         findings.append(_batch_finding(config.training.batch_size, world_size))
     if findings:
@@ -238,7 +241,7 @@ def _fit(
                 return stage, micro, memory, notes
     notes.append(
         f"the estimate ({memory.total_bytes / 2**30:.1f} GiB a rank) is above {MEMORY_SHARE:.0%} of the device's "
-        f"{memory_bytes / 2**30:.1f} GiB: more ranks, activation_checkpointing: per_iteration or a smaller model would fit"
+        f"{memory_bytes / 2**30:.1f} GiB; use more ranks, activation_checkpointing: per_iteration or a smaller model"
     )
     return stages[-1], candidates[-1], memory, notes
 

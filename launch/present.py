@@ -38,7 +38,7 @@ def plan_table(plan: RunPlan) -> Table:
         "batch": f"{plan.batch_size} sequences = micro-batch {plan.micro_batch} x accumulation {plan.accumulation} "
         f"x {plan.world_size} ranks; {plan.tokens_per_step:,} tokens a step",
         "steps": "known when the data is prepared" if plan.total_steps is None else f"{plan.total_steps:,}",
-        "memory a rank": f"{plan.memory.total_bytes / 2**30:.2f} of {plan.device_memory_bytes / 2**30:.1f} GiB (estimate)",
+        "memory a rank": f"about {plan.memory.total_bytes / 2**30:.2f} of {plan.device_memory_bytes / 2**30:.1f} GiB",
         "work": f"{plan.flop_per_token / 1e6:,.1f} MFLOP a token"
         + ("" if plan.total_flop is None else f", {plan.total_flop:.3g} FLOP in all"),
     }

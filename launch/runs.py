@@ -14,9 +14,7 @@ from training.records import RunFolder, RunState
 LIVE = ("starting", "training", "evaluating", "saving")
 
 
-def create_run(
-    config: RunConfig, plan: dict[str, Any], total_steps: int | None, now: float | None = None
-) -> RunFolder:
+def create_run(config: RunConfig, plan: dict[str, Any], total_steps: int | None, now: float | None = None) -> RunFolder:
     """Makes the run's folder with config.resolved.yaml, plan.json and state.json.
 
     Raises UsageError when the name is taken, StorageError when the folder cannot be written.

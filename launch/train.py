@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 from launch.backends.base import LaunchSpec, RunHandle
 from launch.backends.local import SHUTDOWN_TIMEOUT_S, LocalBackend
-from launch.errors import LoopworksError, RunFailedError, UsageError
+from launch.errors import LoopworksError, RunFailedError, StorageError, UsageError
 from launch.machine import local_facts
 from launch.plan import DatasetFacts, RunPlan, build_plan
 from launch.processes import start_time
@@ -23,6 +24,7 @@ from training.records import RankError, RunFolder
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 DEFAULT_CONFIG = CHECKOUT / "config.yaml"
+SMALL_FILE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def dataset_facts(directory: Path) -> DatasetFacts | None:
     if not (directory / "manifest.json").is_file():
         return None
     manifest = read_manifest(directory)
-    return DatasetFacts(manifest.sequences("train"), manifest.sequence_length)
+    return DatasetFacts(manifest.sequences("train"), manifest.sequences("validation"), manifest.sequence_length)
 
 
 def train(request: TrainRequest, prepared: PreparedRun | None = None) -> dict[str, Any]:
@@ -129,7 +131,7 @@ def run_once(prepared: PreparedRun, run: RunFolder, console: bool) -> int | None
 
 
 def retry_plan(plan: RunPlan, errors: Sequence[RankError]) -> RunPlan | None:
-    """Returns the plan to try next after a rank ran out of memory; None when that was not it or nothing smaller is left."""
+    """Returns the plan to try after a rank ran out of memory; None when that was not it or nothing smaller is left."""
     if not any(error.kind == "out_of_memory" for error in errors) or plan.micro_batch == 1:
         return None
     share = plan.micro_batch * plan.accumulation
@@ -139,16 +141,14 @@ def retry_plan(plan: RunPlan, errors: Sequence[RankError]) -> RunPlan | None:
 
 def finish(run: RunFolder, code: int | None) -> dict[str, Any]:
     """Returns the result of an ended run, or raises what made it fail."""
-    errors = run.read_errors()
     if code == 0 and run.result.is_file():
         return dict(json.loads(run.result.read_text(encoding="utf-8")))
-    if run.read_state().phase == "stopped":
-        raise RunFailedError(f"run {run.name} was stopped", "its state is saved in its folder", EXIT_INTERRUPTED)
+    phase = run.read_state().phase
+    if phase == "stopped":
+        raise RunFailedError(f"run {run.name} was stopped", "its model is saved in its folder", EXIT_INTERRUPTED)
     error = failure(run, code)
-    if run.read_state().phase != "failed":
+    if phase != "failed" and not disk_is_full(run):
         run.update_state(phase="failed", message=error.cause)
-    if errors and errors[0].expected:
-        raise RunFailedError(error.cause, error.remedy, errors[0].exit_code)
     raise error
 
 
@@ -159,11 +159,20 @@ def failure(run: RunFolder, code: int | None) -> LoopworksError:
         first = errors[0]
         remedy = first.remedy or f"the whole story is in {run.rank_log(first.rank)}"
         return RunFailedError(f"rank {first.rank}: {first.cause}", remedy, first.exit_code)
+    if disk_is_full(run):
+        return StorageError(
+            f"the file system of {run.path} is full", "free space, or choose another place: --set run.dir=PATH"
+        )
     return RunFailedError(
         f"the ranks of run {run.name} ended with code {code} and left no message (killed from outside?)",
         f"read {run.logs}; on Linux, dmesg tells whether the kernel ended one for want of memory",
         EXIT_FAILED,
     )
+
+
+def disk_is_full(run: RunFolder) -> bool:
+    """True when not even a small file can be written beside the run's."""
+    return shutil.disk_usage(run.path).free < SMALL_FILE_BYTES
 
 
 def prepare_demo(config: RunConfig, directory: Path, console: bool) -> None:
@@ -172,9 +181,10 @@ def prepare_demo(config: RunConfig, directory: Path, console: bool) -> None:
         *(sys.executable, "-m", "training.data", "prepare", "--demo"),
         *("--out", str(directory)),
         *("--vocab-size", str(config.model.vocab_size), "--seq-len", str(config.model.context_length)),
-        *([] if console else ["--quiet"]),
     ]
-    outcome = subprocess.run(command, cwd=CHECKOUT, stdin=subprocess.DEVNULL, check=False)
+    # With --json, standard output is for the result alone.
+    output = None if console else sys.stderr
+    outcome = subprocess.run(command, cwd=CHECKOUT, stdin=subprocess.DEVNULL, stdout=output, check=False)
     if outcome.returncode < 0 or outcome.returncode == EXIT_INTERRUPTED:
         raise RunFailedError("interrupted while the demo data was prepared", "call the command again", EXIT_INTERRUPTED)
     if outcome.returncode:

@@ -16,7 +16,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     if IN_CI and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
-        report.longrepr = f"skipped in CI: {report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr}"
+        report.longrepr = (
+            f"skipped in CI: {report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr}"
+        )
     return report
 
 

@@ -6,11 +6,12 @@ import os
 import sys
 import traceback
 from pathlib import Path
+from typing import TextIO
 
 from training.errors import EXIT_CONFIG, EXIT_FAILED
 from training.faults import rank_error
 from training.process import end_with_parent, redirect_output
-from training.records import RunFolder
+from training.records import RankError, RunFolder
 
 
 def main() -> int:
@@ -28,9 +29,16 @@ def main() -> int:
         return run_rank(run, terminal)
     except Exception as error:  # noqa: BLE001 (the edge of the process: everything is recorded and ends it)
         traceback.print_exc()
-        record = rank_error(rank, error)
+        return report(run, rank_error(rank, error), terminal)
+
+
+def report(run: RunFolder, record: RankError, terminal: TextIO) -> int:
+    """Leaves the error in the run folder, or says it on the terminal when the folder cannot be written (disk full)."""
+    try:
         run.write_error(record)
-        return record.exit_code or EXIT_FAILED
+    except OSError as error:
+        print(f"rank {record.rank}: {record.cause}; and this could not be recorded: {error}", file=terminal, flush=True)
+    return record.exit_code or EXIT_FAILED
 
 
 if __name__ == "__main__":

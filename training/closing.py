@@ -80,7 +80,7 @@ def show_report(report: dict[str, Any], consoles: Sequence[Console]) -> None:
     for console in consoles:
         console.print(table)
         console.print(
-            f"The recurrent state is worth a factor of {gain:.2f}: perplexity at r = 1 over r = {report['mean_recurrence']}.",
+            f"Iterating is worth a factor of {gain:.2f}: perplexity at r = 1 over r = {report['mean_recurrence']}.",
             highlight=False,
         )
         if report["sample"]:

@@ -48,7 +48,7 @@ def join(backend: str, init_method: str, device: str, timeout_s: float) -> RankI
         )
     except (RuntimeError, ValueError) as error:
         raise LoopworksError(
-            f"rank {rank} could not join {world_size} ranks by {backend} at {init_method}: {str(error).splitlines()[0]}",
+            f"rank {rank} of {world_size} could not join by {backend} at {init_method}: {str(error).splitlines()[0]}",
             "check distributed.backend and distributed.init_method, and that the port is free and reachable",
         ) from error
     return RankInfo(rank, local_rank, world_size, place)
@@ -68,6 +68,6 @@ def any_rank(flag: bool, device: torch.device) -> bool:
 
 
 def leave() -> None:
-    """Ends the process group, on every way out."""
+    """Ends the process group."""
     if dist.is_initialized():
         dist.destroy_process_group()

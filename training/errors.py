@@ -69,3 +69,5 @@ class NonFiniteError(LoopworksError):
 
 class StorageError(LoopworksError):
     """A file could not be written: no permission, no space, a read-only file system."""
+
+    exit_code = EXIT_CONFIG

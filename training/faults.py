@@ -12,6 +12,11 @@ from training.records import RankError
 # the GPU.
 _MEMORY_WORDS = ("not enough memory", "can't allocate memory", "cuda out of memory", "cublas_status_alloc_failed")
 
+_STORAGE_ERRNO = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+# What the writers of safetensors and torch say, which wrap the system's error.
+_STORAGE_WORDS = ("No space left on device", "PytorchStreamWriter failed writing")
+_STORAGE_REMEDY = "free space, correct the permissions, or choose another place: --set run.dir=PATH"
+
 
 def is_out_of_memory(error: BaseException) -> bool:
     """True when `error` means that the memory of the device or of the machine is full."""

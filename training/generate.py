@@ -7,10 +7,17 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from training.errors import EXIT_OK, UsageError
 from training.faults import as_loopworks_error
 from training.records import RunFolder
+
+if TYPE_CHECKING:
+    from training.model.exits import Measure
+
+# Names on the command line, and what the model room calls them.
+EXIT_MEASURES: dict[str, Measure] = {"kl": "kl", "latent": "latent-diff"}
 
 
 def continue_text(folder: Path, prompt: str, *, tokens: int, seed: int = 0, temperature: float = 0.8) -> str:
@@ -31,7 +38,8 @@ def stream_text(
     """Yields the continuation piece by piece. Raises UsageError for a prompt that does not fit."""
     from tokenizers import Tokenizer
 
-    from training.model.generate import ExitRule, stream
+    from training.model.exits import ExitRule
+    from training.model.generate import stream
     from training.saving import load_model
 
     model, config = load_model(folder)
@@ -42,13 +50,13 @@ def stream_text(
         raise UsageError(
             f"the prompt has {len(ids)} tokens; it must have 1 to {config.model.context_length - 1}", "shorten --prompt"
         )
-    rule = None if exit_rule == "none" else ExitRule(exit_rule)
+    rule = ExitRule(EXIT_MEASURES[exit_rule]) if exit_rule in EXIT_MEASURES else None
     made: list[int] = []
     shown = ""
     for token in stream(
         model, ids, min(tokens, room), recurrence=recurrence, temperature=temperature, exit=rule, seed=seed
     ):
-        made.append(token)
+        made.append(token.token)
         # Decoded as a whole: a character may need several tokens, and half of one shows as U+FFFD.
         text = tokenizer.decode(made)
         if not text.endswith("\ufffd"):
@@ -64,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=100, help="tokens to write")
     parser.add_argument("--recurrence", type=int, default=None, help="core iterations (default: the model's mean)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token")
-    parser.add_argument("--exit", default="none", choices=("none", "kl", "latent"), help="stop iterating early")
+    parser.add_argument("--exit", default="none", choices=("none", *EXIT_MEASURES), help="stop iterating early")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)

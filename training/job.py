@@ -56,10 +56,10 @@ def run_rank(run: RunFolder, terminal: TextIO) -> int:
     job = read_job(run)
     distributed = job.config.distributed
     rank = join(job.plan["backend"], distributed.init_method, job.plan["device"], distributed.timeout_s)
-    try:
-        return _train(job, run, rank, terminal)
-    finally:
-        leave()
+    code = _train(job, run, rank, terminal)
+    # Only after success: with a rank gone, leaving would wait for it.
+    leave()
+    return code
 
 
 def _train(job: Job, run: RunFolder, rank: RankInfo, terminal: TextIO) -> int:
@@ -125,4 +125,3 @@ def _consoles(run: RunFolder, terminal: TextIO) -> list[Console]:
 
 def _wants_console() -> bool:
     return os.environ.get("LOOPWORKS_CONSOLE") == "1"
-

@@ -156,7 +156,7 @@ class RunFolder:
         _replace(self.errors / f"rank-{error.rank}.json", error.model_dump_json(indent=1))
 
     def read_errors(self) -> list[RankError]:
-        """Returns the errors of all ranks, the earliest first: the first is the cause, later ones are often its echo."""
+        """Returns the errors of all ranks, the earliest first: later ones are often only its echo."""
         found = [RankError.model_validate_json(p.read_text(encoding="utf-8")) for p in self.errors.glob("rank-*.json")]
         return sorted(found, key=lambda error: (error.time, error.rank))
 

@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from training.config import RunConfig, load_config
-from training.engine import Engine
 from training.errors import UsageError
 from training.model.recurrent import RecurrentLM
 from training.records import RunFolder
 
 if TYPE_CHECKING:
+    from training.engine import Engine
     from training.job import Job
     from training.trainer import Progress
 

@@ -115,7 +115,7 @@ class Trainer:
     def _micro_steps(
         self, batches: Iterator[tuple[Tensor, Tensor]], iterations: tuple[int, int]
     ) -> tuple[list[Tensor], dict[str, float], float]:
-        """Forward and backward of this rank's part of the batch: losses, health statistics, seconds of waiting for data."""
+        """Forward and backward of this rank's part: losses, health statistics, seconds of waiting for data."""
         positions = self._positions()
         with_stats = self._is_log_step(self.progress.step + 1)
         losses: list[Tensor] = []
@@ -168,7 +168,7 @@ class Trainer:
         if count > limit:
             raise NonFiniteError(
                 f"loss or gradients were not finite for {count} steps in a row, up to step {self.progress.step}",
-                "lower training.learning_rate or lengthen training.warmup_steps; training.max_nonfinite_steps sets the limit",
+                "lower training.learning_rate or lengthen training.warmup_steps (limit: training.max_nonfinite_steps)",
             )
 
     def _report(self) -> None:

@@ -75,13 +75,18 @@ def test_nccl_and_fp16_without_gpu_are_refused_together() -> None:
 def test_sequences_longer_than_the_context_are_refused() -> None:
     config = load_config(None, ["model.context_length=64"])
     with pytest.raises(ConfigError, match="longer than model.context_length"):
-        build_plan(config, [LAPTOP], DatasetFacts(1000, 128))
+        build_plan(config, [LAPTOP], DatasetFacts(1000, 50, 128))
+
+
+def test_dataset_without_held_out_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no sequence is held out"):
+        build_plan(load_config(), [LAPTOP], DatasetFacts(1000, 0, 128))
 
 
 def test_steps_follow_from_epochs_once_the_data_is_known() -> None:
     assert plan().total_steps is None
-    assert plan("training.num_epochs=3", dataset=DatasetFacts(1000, 128)).total_steps == 3 * 1000 // 32
-    assert plan("training.max_steps=7", dataset=DatasetFacts(1000, 128)).total_steps == 7
+    assert plan("training.num_epochs=3", dataset=DatasetFacts(1000, 50, 128)).total_steps == 3 * 1000 // 32
+    assert plan("training.max_steps=7", dataset=DatasetFacts(1000, 50, 128)).total_steps == 7
 
 
 def test_big_model_moves_up_the_stages_only_as_far_as_it_must() -> None:

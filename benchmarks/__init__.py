@@ -1,0 +1,1 @@
+"""Scripts that compare with named peers in one run and print ratios; not tests, since a busy machine disturbs them."""
