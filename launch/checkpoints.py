@@ -12,7 +12,6 @@ from launch.errors import UsageError
 from training.checkpoint import catalog, layout
 from training.checkpoint.catalog import Entry
 from training.checkpoint.layout import Manifest
-from training.checkpoint.policy import Kept, to_keep
 from training.checkpoint.remote import S3Store
 from training.checkpoint.settings import checkpoints_folder, open_store
 from training.checkpoint.upload_progress import is_uploaded
@@ -96,7 +95,12 @@ def prune_checkpoints(run: RunFolder, *, keep_last: int | None = None, dry_run: 
     store = open_store(section, run.name)
     remote: list[int] = []
     if store is not None:
-        remote = remote_to_prune(store, section.keep_last, section.keep_every_steps, section.keep_best)
+        remote = catalog.remote_to_prune(
+            store,
+            keep_last=section.keep_last,
+            keep_every_steps=section.keep_every_steps,
+            keep_best=section.keep_best,
+        )
     spare = (lambda step: not is_uploaded(root / layout.step_name(step))) if store else (lambda step: False)
     gone = catalog.prune(
         root,
@@ -111,13 +115,6 @@ def prune_checkpoints(run: RunFolder, *, keep_last: int | None = None, dry_run: 
             store.delete(step)
     local = [(layout.parse_step(folder.name) or 0, "local") for folder in gone]
     return local + [(step, "remote") for step in remote]
-
-
-def remote_to_prune(store: S3Store, keep_last: int, keep_every_steps: int | None, keep_best: int) -> list[int]:
-    """Returns the steps in the store that the retention rule lets go."""
-    kept = [Kept(step, store.manifest(step).evaluation_loss) for step in store.steps()]
-    keep = to_keep(kept, keep_last=keep_last, keep_every_steps=keep_every_steps, keep_best=keep_best)
-    return sorted(entry.step for entry in kept if entry.step not in keep)
 
 
 def _config(run: RunFolder) -> RunConfig:

@@ -158,6 +158,15 @@ def prune(
     return gone
 
 
+def remote_to_prune(
+    remote: Remote, *, keep_last: int, keep_every_steps: int | None = None, keep_best: int = 0
+) -> list[int]:
+    """Returns the steps in the store that the retention rule lets go."""
+    known = [Kept(step, remote.manifest(step).evaluation_loss) for step in remote.steps()]
+    keep = to_keep(known, keep_last=keep_last, keep_every_steps=keep_every_steps, keep_best=keep_best)
+    return sorted(entry.step for entry in known if entry.step not in keep)
+
+
 def _remote_steps(remote: Remote | None, passed: list[PassedOver]) -> dict[int, str]:
     if remote is None:
         return {}

@@ -20,7 +20,7 @@ from training.checkpoint.snapshot import HostCopier
 TAG = "deepspeed"
 
 
-class CapturingEngine(CheckpointEngine):  # type: ignore[misc]
+class CapturingEngine(CheckpointEngine):
     """DeepSpeed checkpoint engine that writes nothing: `save` keeps a copy, `take` hands the copies over."""
 
     def __init__(self) -> None:

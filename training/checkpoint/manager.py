@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from training.checkpoint import catalog, resume
 from training.checkpoint.layout import parse_step
@@ -22,6 +22,14 @@ from training.checkpoint.upload import OnEvent, Uploader
 from training.config.schema import CheckpointSection
 
 MIB = 1 << 20
+
+
+class _Rule(TypedDict):
+    """Retention, as `catalog.prune` takes it."""
+
+    keep_last: int
+    keep_every_steps: int | None
+    keep_best: int
 
 
 class CheckpointManager:
@@ -52,6 +60,9 @@ class CheckpointManager:
             engine, root, ranks, identity, asynchronous=section.asynchronous, after_commit=self._after_commit
         )
         self._interval = interval(section, ranks.world_size)
+        self._rule = _Rule(
+            keep_last=section.keep_last, keep_every_steps=section.keep_every_steps, keep_best=section.keep_best
+        )
         self._last_step, self._last_time = 0, clock()
         self.last_stall_s = 0.0
 
@@ -78,7 +89,7 @@ class CheckpointManager:
     def start_uploads(self) -> None:
         """Begins to upload what an earlier process left; called once, after `resume`."""
         if self._store is not None and self._uploader is None:
-            self._uploader = Uploader(self._store, self._root, self._on_event, after_upload=self._prune)
+            self._uploader = Uploader(self._store, self._root, self._on_event, after_upload=self._after_upload)
 
     def due(self, step: int) -> bool:
         """Whether this rank wants a save after optimizer step `step`; the ranks vote, since their clocks differ."""
@@ -125,14 +136,18 @@ class CheckpointManager:
             self._uploader.notice()
         self._prune()
 
+    def _after_upload(self) -> None:
+        """In the uploader's thread: retention in the store, and here of what waited for its upload."""
+        self._prune()
+        if self._store is not None:
+            for step in catalog.remote_to_prune(self._store, **self._rule):
+                self._store.delete(step)
+
     def _prune(self) -> None:
-        section = self._section
         catalog.prune(
             self._root,
-            keep_last=section.keep_last,
-            keep_every_steps=section.keep_every_steps,
-            keep_best=section.keep_best,
             spare=lambda step: self._uploader is not None and self._uploader.is_uploading(step),
+            **self._rule,
         )
 
 

@@ -13,6 +13,7 @@ from training.checkpoint.manager import CheckpointManager
 from training.checkpoint.ranks import OneRank
 from training.checkpoint.saver import Identity, SaveResult
 from training.checkpoint.state import SavedProgress
+from training.checkpoint.upload_progress import note_uploaded
 from training.config import RunConfig
 
 
@@ -136,13 +137,7 @@ class AwayStore:
     def upload(self, folder: Path) -> None:
         if not self.back.is_set():
             raise RemoteUnavailable("the object store cannot be reached", "")
-        manager_note(folder)
-
-
-def manager_note(folder: Path) -> None:
-    from training.checkpoint.upload_progress import note_uploaded
-
-    note_uploaded(folder, (folder / "COMMIT").read_bytes())
+        note_uploaded(folder, (folder / "COMMIT").read_bytes())
 
 
 def test_pending_uploads_are_told_at_the_end(make, monkeypatch):
@@ -161,3 +156,38 @@ def test_pending_uploads_are_told_at_the_end(make, monkeypatch):
     again.start_uploads()
     again.close(upload_timeout_s=10)
     assert [event[:2] for event in events] == [("checkpoint_uploaded", 10)]
+
+
+class FolderStore(AwayStore):
+    """A store that is there and remembers its steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.back.set()
+        self.held: dict[int, layout.Manifest] = {}
+
+    def steps(self):
+        return dict.fromkeys(self.held, "marker")
+
+    def manifest(self, step):
+        return self.held[step]
+
+    def upload(self, folder: Path) -> None:
+        manifest = layout.read_manifest(folder)
+        self.held[manifest.step] = manifest
+        super().upload(folder)
+
+    def delete(self, step):
+        del self.held[step]
+
+
+def test_retention_holds_in_the_store_too(make, monkeypatch):
+    store = FolderStore()
+    monkeypatch.setattr(manager, "open_store", lambda section, name: store)
+    checkpoints, _, _ = make(remote="s3://ckpts/x", keep_last=2, keep_best=0)
+    checkpoints.start_uploads()
+    for step in (10, 20, 30):
+        _save(checkpoints, step)
+        assert checkpoints._uploader.drain(10)
+    checkpoints.close()
+    assert sorted(store.held) == [20, 30]
