@@ -72,7 +72,7 @@ def _prepare(options: argparse.Namespace) -> int:
     result = prepare([DEMO_SOURCE] if options.demo else sources, options.out, settings)
     console = Console()
     if result.report is None:
-        console.print(f"{options.out}: already prepared from this input with these settings")
+        console.print(f"{options.out}: already prepared from this input with these settings", soft_wrap=True)
     else:
         print_report(result.report, options.out, console)
     return EXIT_OK

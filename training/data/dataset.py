@@ -85,13 +85,19 @@ class TokenDataset:
 
     def read(self, indices: Int64Array) -> TokenArray:
         """The sequences numbered `indices`, shape [len(indices), sequence_length + 1]. Raises DataError."""
-        rows = np.empty((len(indices), self._layout.tokens), dtype=self._layout.dtype)
         shards = np.searchsorted(self._ends, indices, side="right")
-        for shard in np.unique(shards):
+        touched = set(shards.tolist())
+        if len(touched) == 1:
+            return self._take(touched.pop(), indices)
+        rows = np.empty((len(indices), self._layout.tokens), dtype=self._layout.dtype)
+        for shard in sorted(touched):
             wanted = np.flatnonzero(shards == shard)
-            first = int(self._ends[shard - 1]) if shard else 0
-            rows[wanted] = self._reader(int(shard)).take(indices[wanted] - first)
+            rows[wanted] = self._take(shard, indices[wanted])
         return rows
+
+    def _take(self, shard: int, indices: Int64Array) -> TokenArray:
+        first = int(self._ends[shard - 1]) if shard else 0
+        return self._reader(shard).take(indices - first)
 
     def blocks(self, sequences: int = 1024) -> Iterable[TokenArray]:
         """All sequences in storage order, `sequences` at a time (fewer at the end of a shard)."""

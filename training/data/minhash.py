@@ -18,7 +18,8 @@ from training.config.prepare import DedupSection
 from training.data.textview import TextView
 
 UInt64Array = npt.NDArray[np.uint64]
-_CHUNK = 4096
+# Shingles times permutations that are computed at once: about what the processor caches hold.
+_CHUNK = 512
 
 
 @lru_cache(maxsize=4)
@@ -28,17 +29,27 @@ def _bands(threshold: float, num_perm: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=4)
-def _permutations(num_perm: int) -> MinHash:
+def _empty(num_perm: int) -> MinHash:
     return MinHash(num_perm=num_perm, hashfunc=int, scheme="affine32")
 
 
 def signature(view: TextView, settings: DedupSection) -> npt.NDArray[np.uint32]:
     """MinHash values of the document's set of word n-grams, uint32 [num_perm]."""
-    shingles = np.unique(view.n_gram_hashes(settings.n_gram) & np.uint64(0xFFFFFFFF))
-    sketch = _permutations(settings.num_perm).copy()
+    shingles = _mix((view.n_gram_hashes(settings.n_gram) & np.uint64(0xFFFFFFFF)).astype(np.uint32))
+    sketch = _empty(settings.num_perm)
+    factor, summand = sketch.permutations
+    values = np.array(sketch.hashvalues, dtype=np.uint32)
     for start in range(0, len(shingles), _CHUNK):
-        sketch.update_batch(shingles[start : start + _CHUNK].tolist())
-    return np.asarray(sketch.hashvalues, dtype=np.uint32)
+        chunk = shingles[start : start + _CHUNK, None]
+        np.minimum(values, (chunk * factor + summand).min(axis=0), out=values)
+    return values
+
+
+def _mix(values: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Finaliser of MurmurHash3 (32 bits), which datasketch puts before its permutations."""
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        values = (values ^ (values >> np.uint32(shift))) * np.uint32(factor)
+    return values ^ (values >> np.uint32(16))
 
 
 def band_keys(view: TextView, settings: DedupSection) -> UInt64Array:

@@ -57,7 +57,15 @@ def prepare(sources: Sequence[str], out: Path, settings: PrepareSection) -> Prep
     fingerprint = _fingerprint(sources, parts, settings)
     if (out / FILE_NAME).exists():
         return Prepared(_finished(out, fingerprint), None)
-    work = WorkFolder(out)
+    with WorkFolder(out).locked() as work:
+        manifest, report = _run(sources, parts, settings, work, fingerprint)
+    return Prepared(manifest, Report(report, time.monotonic() - started))
+
+
+def _run(
+    sources: Sequence[str], parts: list[Part], settings: PrepareSection, work: WorkFolder, fingerprint: str
+) -> tuple[Manifest, dict[str, Any]]:
+    out = work.out
     work.begin(fingerprint)
     workers = min(worker_count(settings.workers), len(parts))
     cleaned = _clean(parts, settings, work, workers)
@@ -73,11 +81,11 @@ def prepare(sources: Sequence[str], out: Path, settings: PrepareSection) -> Prep
         )
     splits = {"train": train, "validation": validation}
     manifest = _manifest(sources, settings, tokenizer, splits, fingerprint)
-    report = build_report(work, cleaned, encoded, manifest, time.monotonic() - started)
+    report = build_report(work, cleaned, encoded, manifest)
     write_report(out, report)
     write_manifest(out, manifest)
     work.remove()
-    return Prepared(manifest, report)
+    return manifest, report
 
 
 def _fingerprint(sources: Sequence[str], parts: list[Part], settings: PrepareSection) -> str:

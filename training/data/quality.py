@@ -10,9 +10,10 @@ import re
 from collections.abc import Callable, Iterable
 
 import numpy as np
+import numpy.typing as npt
 
 from training.config.prepare import GopherQualitySection, GopherRepetitionSection
-from training.data.textview import TextView
+from training.data.textview import NGramGroups, TextView
 
 # Names the rule that a document breaks, or None.
 Rule = Callable[[TextView], "str | None"]
@@ -113,44 +114,38 @@ def repeated_share(pieces: list[str]) -> tuple[float, float]:
 
 
 def _n_gram_rule(view: TextView, settings: GopherRepetitionSection) -> str | None:
-    for n, limit in settings.top_n_grams:
-        if top_n_gram_share(view, n) > limit:
-            return f"top_{n}_gram"
-    for n, limit in settings.dup_n_grams:
-        share = repeated_n_gram_share(view, n)
-        if share > limit:
-            return f"dup_{n}_gram"
-        if share == 0.0:
-            break  # where no run of n words comes twice, no longer one does
+    limits = [(n, limit, "top", top_n_gram_share) for n, limit in settings.top_n_grams]
+    limits += [(n, limit, "dup", repeated_n_gram_share) for n, limit in settings.dup_n_grams]
+    among: npt.NDArray[np.int64] | None = None
+    for n, limit, name, share in sorted(limits, key=lambda entry: entry[0]):
+        # A longer run can only come twice where the shorter one did.
+        groups = view.repeated_n_grams(n, among)
+        among = np.sort(groups.places)
+        if share(view, n, groups) > limit:
+            return f"{name}_{n}_gram"
     return None
 
 
-def top_n_gram_share(view: TextView, n: int) -> float:
+def top_n_gram_share(view: TextView, n: int, groups: NGramGroups) -> float:
     """Share of the words' characters in the most frequent n-gram, if that occurs more than once."""
-    if len(view.words) < 2 * n:
+    if not groups.places.size or len(view.words) < 2 * n:
         return 0.0
-    _, first, counts = np.unique(view.n_gram_hashes(n), return_index=True, return_counts=True)
+    first = np.flatnonzero(~groups.repeat)
+    counts = np.diff(np.append(first, len(groups.places)))
     most = int(counts.max())
-    if most == 1:
-        return 0.0
-    starts = first[counts == most]  # of several equally frequent ones the longest counts
+    starts = groups.places[first[counts == most]]  # of several equally frequent ones the longest counts
     ends = np.cumsum(view.word_lengths)
     lengths = ends[starts + n - 1] - ends[starts] + view.word_lengths[starts]
     return float(lengths.max()) * most / float(ends[-1])
 
 
-def repeated_n_gram_share(view: TextView, n: int) -> float:
+def repeated_n_gram_share(view: TextView, n: int, groups: NGramGroups) -> float:
     """Share of the words' characters that lie in an n-gram that occurred before; overlaps count once."""
-    if len(view.words) <= n:
+    places = groups.places[groups.repeat]
+    if not places.size:
         return 0.0
-    hashes = view.n_gram_hashes(n)
-    _, first = np.unique(hashes, return_index=True)
-    if len(first) == len(hashes):
-        return 0.0
-    repeats = np.ones(len(hashes), dtype=np.int8)
-    repeats[first] = 0
     edges = np.zeros(len(view.words) + 1, dtype=np.int64)
-    edges[: len(hashes)] += repeats
-    edges[n : n + len(hashes)] -= repeats
+    np.add.at(edges, places, 1)
+    np.add.at(edges, places + n, -1)
     covered = np.cumsum(edges[:-1]) > 0
     return float(view.word_lengths[covered].sum()) / float(view.word_lengths.sum())

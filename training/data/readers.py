@@ -41,6 +41,12 @@ def kind_of(path: PurePath) -> str | None:
 def read_text(path: Path, start: int, stop: int, settings: PrepareSection) -> Texts:
     """A plain text file is one document; one larger than max_document_bytes is cut at line ends."""
     with _open(path) as stream:
+        if start == 0 and stop <= settings.max_document_bytes:
+            with _read_errors(path):
+                data = stream.read(stop)
+            if data:
+                yield decode(data, path, 0, settings), 0
+            return
         yield from _cut_text(stream, path, start, stop, settings)
 
 

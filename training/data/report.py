@@ -28,8 +28,8 @@ class Report:
 
 
 def build_report(
-    work: WorkFolder, cleaned: list[dict[str, Any]], encoded: list[dict[str, Any]], manifest: Manifest, wall_s: float
-) -> Report:
+    work: WorkFolder, cleaned: list[dict[str, Any]], encoded: list[dict[str, Any]], manifest: Manifest
+) -> dict[str, Any]:
     """Adds up the counts of all parts."""
     counts = Counts()
     for part, found in enumerate(cleaned):
@@ -37,7 +37,7 @@ def build_report(
         _count_duplicates(work, part, counts)
     tokens = sum(part["tokens"] for part in encoded)
     kept = {split: manifest.tokens(split) for split in manifest.splits}
-    content = {
+    return {
         "documents_in": counts.documents_in,
         "bytes_in": counts.bytes_in,
         "documents_out": sum(part["documents"] for part in encoded),
@@ -51,7 +51,6 @@ def build_report(
         "shards": {split: len(shards) for split, shards in manifest.splits.items()},
         "vocab_size": manifest.vocab_size,
     }
-    return Report(content, wall_s)
 
 
 def _count_duplicates(work: WorkFolder, part: int, counts: Counts) -> None:
@@ -63,11 +62,11 @@ def _count_duplicates(work: WorkFolder, part: int, counts: Counts) -> None:
             counts.drop(RULES[int(verdict)], len(document.text.encode()), document.origin, document.text)
 
 
-def write_report(out: Path, report: Report) -> None:
+def write_report(out: Path, content: dict[str, Any]) -> None:
     """Writes report.json and report.md. Raises StorageError."""
-    text = json.dumps(report.content, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    text = json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
     write_atomically(out / "report.json", text.encode())
-    write_atomically(out / "report.md", _markdown(report.content).encode())
+    write_atomically(out / "report.md", _markdown(content).encode())
 
 
 def _rows(content: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -108,6 +107,6 @@ def print_report(report: Report, out: Path, console: Console) -> None:
     for what, documents, size in _rows(report.content):
         table.add_row(what, documents, size)
     console.print(table)
-    console.print(_summary(report.content))
+    console.print(_summary(report.content), soft_wrap=True)
     rate = human_bytes(report.content["bytes_in"] / max(report.wall_s, 1e-3))
-    console.print(f"{out}: ready in {report.wall_s:.1f} s ({rate}/s); details in {out / 'report.md'}")
+    console.print(f"{out}: ready in {report.wall_s:.1f} s ({rate}/s); details in {out / 'report.md'}", soft_wrap=True)

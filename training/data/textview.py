@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import zlib
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
 
 _MULTIPLIER = 0x9E3779B97F4A7C15  # odd, from the golden ratio: spreads consecutive values over 64 bits
 _MASK = (1 << 64) - 1
+
+
+class NGramGroups(NamedTuple):
+    """Word n-grams that occur more than once: their places, equal ones together and in order of place.
+
+    `repeat` is false at the first occurrence of each.
+    """
+
+    places: Int64Array
+    repeat: npt.NDArray[np.bool_]
 
 
 class TextView:
@@ -59,6 +71,24 @@ class TextView:
             # Each place in the run has its own odd factor, so that order matters.
             hashes += words[place : place + count] * np.uint64(_factor(place))
         return hashes ^ (hashes >> np.uint64(32))
+
+    def repeated_n_grams(self, n: int, among: Int64Array | None = None) -> NGramGroups:
+        """Runs of n words that occur more than once, of those that begin at the places `among` (None: anywhere)."""
+        hashes = self.n_gram_hashes(n)
+        if among is not None:
+            among = among[among < len(hashes)]
+            hashes = hashes[among]
+        # One sort of whole numbers, hash above and place below, is many times faster than an indirect one.
+        bits = np.uint64(max(len(hashes), 1).bit_length())
+        below = (np.uint64(1) << bits) - np.uint64(1)
+        keys = np.sort((hashes & ~below) | np.arange(len(hashes), dtype=np.uint64))
+        places = (keys & below).astype(np.int64)
+        same = keys[1:] >> bits == keys[:-1] >> bits
+        repeat = np.concatenate(([False], same)) if keys.size else np.empty(0, dtype=bool)
+        member = repeat.copy()
+        member[:-1] |= same
+        places = places if among is None else among[places]
+        return NGramGroups(places[member], repeat[member])
 
 
 def _factor(place: int) -> int:

@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import shutil
@@ -19,8 +21,8 @@ from typing import Any, NamedTuple
 
 import zstandard
 
-from training.data.files import atomic_file, write_atomically
-from training.errors import DataError
+from training.data.files import atomic_file, storage_errors, write_atomically
+from training.errors import DataError, UsageError
 
 # Raise it when the same input and settings would give other shards than before.
 PIPELINE_VERSION = 1
@@ -65,8 +67,28 @@ class WorkFolder:
         """Counts of the deduplication stage."""
         return self.root / "dedup" / "done.json"
 
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[WorkFolder]:
+        """Keeps a second preparation out of the output folder. Raises UsageError when one is at work there."""
+        path = self.out / ".lock"
+        with storage_errors(path):
+            self.out.mkdir(parents=True, exist_ok=True)
+            stream = path.open("w")
+        with stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UsageError(
+                    f"another preparation is writing to {self.out}", "wait for it, or choose another --out"
+                ) from None
+            yield self
+            path.unlink(missing_ok=True)
+
     def begin(self, fingerprint: str) -> bool:
         """Makes the folder ready; True when work of an earlier run with the same fingerprint is there to go on with."""
+        for folder in (self.out, self.out / "train", self.out / "validation"):
+            for path in folder.glob(".*.tmp"):  # left by a run that was killed
+                path.unlink(missing_ok=True)
         plan = self.root / "plan.json"
         found = read_json(plan)
         if found and found.get("fingerprint") == fingerprint:

@@ -35,7 +35,10 @@ class ShardReader(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, start: int, stop: int) -> TokenArray:
-        """Sequences start..stop-1, shape [stop - start, tokens], checksums verified. Raises DataError."""
+        """Sequences start..stop-1, shape [stop - start, tokens], checksums verified. Raises DataError.
+
+        The array may be a read-only view of the file.
+        """
         ...
 
     def take(self, indices: npt.NDArray[np.int64]) -> TokenArray:

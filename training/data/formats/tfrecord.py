@@ -98,7 +98,7 @@ class TFRecordWriter:
 
 
 class TFRecordReader:
-    """ShardReader for TFRecord; see the protocol. Maps the file into memory and copies only the tokens."""
+    """ShardReader for TFRecord; see the protocol. Maps the file into memory; nothing is copied to read a range."""
 
     def __init__(self, path: Path, layout: ShardLayout, verify: bool = True) -> None:
         self._path, self._layout, self._verify = path, layout, verify
@@ -156,7 +156,8 @@ class TFRecordReader:
             wrong = np.flatnonzero(mask_crc(_payload_crcs(block)) != stored)
             if wrong.size:
                 self._name_bad_record(int(indices[wrong[0]]))
-        tokens: TokenArray = np.ascontiguousarray(block[:, head:-_FOOTER_BYTES]).view(self._dtype)
+        # No copy: rows of a range look into the file; whoever needs them elsewhere copies them anyway.
+        tokens: TokenArray = block[:, head:-_FOOTER_BYTES].view(self._dtype)
         return tokens
 
     def _name_bad_record(self, index: int) -> None:
