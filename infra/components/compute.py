@@ -114,7 +114,13 @@ class Compute(pulumi.ComponentResource):
     def _head(self, network: Network, storage: Storage, image_id: str) -> aws.ec2.Instance:
         config, naming, access = self._config, self._naming, self._access
         keep = [] if config.head_ami_id else ["ami"]
-        disk: Any = {"volume_size": config.head_volume_gib, "volume_type": "gp3", "encrypted": True}
+        # Tags stand on the disk: `volume_tags` of an instance would fight with the tags of attached volumes.
+        disk: Any = {
+            "volume_size": config.head_volume_gib,
+            "volume_type": "gp3",
+            "encrypted": True,
+            "tags": naming.tags("head"),
+        }
         if config.kms_key_arn:
             disk["kms_key_id"] = config.kms_key_arn
         head = aws.ec2.Instance(
@@ -131,7 +137,6 @@ class Compute(pulumi.ComponentResource):
             monitoring=True,
             user_data=CLOUD_CONFIG,
             tags=naming.tags("head", role="head"),
-            volume_tags=naming.tags("head"),
             opts=pulumi.ResourceOptions(parent=self, ignore_changes=keep),
         )
         if config.head_public_ip:

@@ -10,7 +10,9 @@ from infra.findings import Finding, error, warning
 # The longest name we build is the IAM role "NAME-flow-logs-XXXXXXX" (64); host names "NAME-gpu-0001" must stay below
 # 64 (RFC 1123); bucket "NAME-checkpoints-ACCOUNT12-REGION" below 64. 24 keeps all of them.
 MAX_NAME = 24
-REGION = re.compile(r"[a-z]{2}(-gov|-iso[a-z]?)?-[a-z]+-\d")
+REGION = re.compile(r"[a-z]{2}-[a-z]+-\d")
+# Parameter Store keeps aws and ssm, security groups sg-, S3 the rest for itself.
+RESERVED_PREFIXES = ("aws", "ssm", "sg-", "xn--", "sthree-", "amzn-s3-demo-")
 BUCKET = re.compile(r"(?!xn--|sthree-|\d+\.\d+\.\d+\.\d+$)[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 
 
@@ -29,8 +31,18 @@ def check(config: ClusterConfig) -> list[Finding]:
         findings.append(
             error("name", f"{config.name!r} has {len(config.name)} characters", f"use 3 to {MAX_NAME} characters")
         )
-    if not REGION.fullmatch(config.region):
-        findings.append(error("aws:region", f"{config.region!r} is not a region name", "set it like us-east-1"))
+    if config.name.startswith(RESERVED_PREFIXES):
+        findings.append(
+            error("name", f"{config.name!r} begins with a word that AWS keeps", f"avoid {', '.join(RESERVED_PREFIXES)}")
+        )
+    if not REGION.fullmatch(config.region) or config.region.startswith("cn-"):
+        findings.append(
+            error(
+                "aws:region",
+                f"{config.region!r} is not a region of the commercial partition",
+                "set it like us-east-1; the ARNs here are not those of GovCloud or China",
+            )
+        )
     if config.checkpoint_bucket and not BUCKET.fullmatch(config.checkpoint_bucket):
         findings.append(
             error(

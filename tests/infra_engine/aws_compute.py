@@ -111,7 +111,7 @@ def _instance(cloud: Cloud, inputs: Inputs) -> Created:
 
 
 def _plain_instance(inputs: Inputs) -> dict[str, Any]:
-    disk = inputs["rootBlockDevice"]
+    disk = {key: value for key, value in inputs["rootBlockDevice"].items() if key != "tags"}
     arguments: dict[str, Any] = {
         "ImageId": inputs["ami"],
         "InstanceType": inputs["instanceType"],
