@@ -35,16 +35,10 @@ def as_loopworks_error(error: BaseException) -> LoopworksError | None:
             "use a smaller training.micro_batch_size, training.activation_checkpointing: per_iteration, "
             "a higher distributed.zero_stage or more ranks",
         )
-    if isinstance(error, OSError) and error.errno in (
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EROFS,
-        errno.EACCES,
-        errno.EPERM,
-    ):
-        return StorageError(
-            f"cannot write {error.filename or 'a file'}: {error.strerror}", "free space, or correct the permissions"
-        )
+    if isinstance(error, OSError) and error.errno in _STORAGE_ERRNO:
+        return StorageError(f"cannot write {error.filename or 'a file'}: {error.strerror}", _STORAGE_REMEDY)
+    if any(word in str(error) for word in _STORAGE_WORDS):
+        return StorageError("cannot write a file: no space left on device", _STORAGE_REMEDY)
     return None
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from training.config import PRESETS, dump_config, load_config
 from training.config.load import parse_override
+from training.config.reference import reference
 from training.config.schema import RunConfig
 from training.errors import EXIT_CONFIG, ConfigError, UsageError
 
@@ -160,3 +161,8 @@ def test_every_key_is_described() -> None:
         assert model.__doc__, name
         for key, field in model.model_fields.items():
             assert field.description, f"{name}.{key}"
+
+
+def test_reference_page_is_in_step_with_the_sections() -> None:
+    page = (CHECKOUT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert page == reference() + "\n", "run: python -m training.config.reference > docs/configuration.md"
