@@ -40,13 +40,13 @@ def baseline_perplexities(
 
     Memory grows with the number of different bigrams. Raises DataError when either side is empty.
     """
-    keys, counts = _count_pairs(train, vocab_size, pad_token_id)
-    held_keys, held_counts = _count_pairs(held_out, vocab_size, pad_token_id)
+    keys, counts = count_pairs(train, vocab_size, pad_token_id)
+    held_keys, held_counts = count_pairs(held_out, vocab_size, pad_token_id)
     if not keys.size or not held_keys.size:
         raise DataError("there are no tokens to compute the baselines on", "prepare a dataset with both splits")
     held_words = held_keys % vocab_size
     unigram = _unigram(keys % vocab_size, counts, vocab_size)
-    bigram = _KneserNey(keys, counts, vocab_size)
+    bigram = KneserNey(keys, counts, vocab_size)
     total = int(held_counts.sum())
     return BaselineResult(
         _perplexity(unigram[held_words], held_counts),
@@ -59,7 +59,7 @@ def _perplexity(probabilities: FloatArray, counts: Int64Array) -> float:
     return float(np.exp(-(counts * np.log(probabilities)).sum() / counts.sum()))
 
 
-def _count_pairs(blocks: Iterable[TokenArray], vocab_size: int, pad: int | None) -> tuple[Int64Array, Int64Array]:
+def count_pairs(blocks: Iterable[TokenArray], vocab_size: int, pad: int | None) -> tuple[Int64Array, Int64Array]:
     """Sorted keys previous * V + next of all predicted positions, with their counts."""
     keys, counts = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     for block in blocks:
@@ -81,7 +81,9 @@ def _unigram(words: Int64Array, counts: Int64Array, vocab_size: int) -> FloatArr
     return smoothed
 
 
-class _KneserNey:
+class KneserNey:
+    """Interpolated Kneser-Ney bigram model of sorted keys previous * V + next with their counts."""
+
     def __init__(self, keys: Int64Array, counts: Int64Array, vocab_size: int) -> None:
         self._keys, self._counts, self._vocab_size = keys, counts.astype(np.float64), vocab_size
         once, twice = int((counts == 1).sum()), int((counts == 2).sum())
