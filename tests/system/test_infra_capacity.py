@@ -1,4 +1,7 @@
-"""Ways to buy capacity, and the rarer parts of a cluster, built over moto: blocks, spot, EFS, Session Manager only."""
+"""Ways to buy capacity, and the rarer parts of a cluster, built over moto: blocks, spot, EFS, Session Manager only.
+
+And some of the generated matrix, from up to destroy.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,13 @@ import pytest
 pytest.importorskip("pulumi_aws")
 pytest.importorskip("moto")
 
+from infra.config import parse
+from infra.findings import InfraError, errors_of
+from infra.validate import check_config
 from tests.infra_engine.aws_compute import stored_template
 from tests.infra_engine.cloud import running_cloud
 from tests.infra_engine.engine import Engine, Result
+from tests.infra_engine.matrix import configurations
 from tests.infra_engine.provider import AwsProvider
 from tests.infra_engine.stacks import OFFLINE, PROGRAM, as_config, open_block
 from tests.infra_engine.stand_ins import GPU_IMAGE, HEAD_IMAGE
@@ -128,3 +135,27 @@ def test_roles_have_least_rights(cloud):
     (secret,) = policies["rights-head-redis"]
     assert secret["Action"] == ["ssm:GetParameter"] and secret["Resource"].endswith(":parameter/rights/redis/password")
     assert not [name for name in policies if name.startswith("rights-gpu-") and name != "rights-gpu-bucket"]
+
+
+def accepted() -> list[dict[str, Any]]:
+    """The configurations of the matrix that validation accepts."""
+    found = []
+    for values in configurations():
+        try:
+            findings = check_config(parse({**OFFLINE, **values}), now=dt.datetime.now(dt.timezone.utc))
+        except InfraError:
+            continue
+        if not errors_of(findings):
+            found.append(values)
+    return found
+
+
+@pytest.mark.parametrize("index", [0, 1, 2, 3])
+def test_generated_configurations_are_built_and_taken_away(cloud, index):
+    candidates = accepted()
+    values = {**candidates[index * len(candidates) // 4], "name": f"matrix-{index}"}
+    engine, _ = build(cloud, values)
+    again = engine.preview(PROGRAM, as_config({**OFFLINE, "amiId": GPU_IMAGE, "headAmiId": HEAD_IMAGE, **values}))
+    assert again.error == "" and again.changes() == [], values
+    engine.destroy(exclude_protected=True)
+    assert all(record.protect for record in engine.state.records.values())
