@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from invoke import Context, Exit, task
+from invoke import Collection, Context, Exit, task
 
 
 def _exits_cleanly(body: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,11 +35,13 @@ def _exits_cleanly(body: Callable[..., Any]) -> Callable[..., Any]:
 
 @task(
     iterable=["set"],
+    optional=["resume"],
     help={
         "nodes": "where to train; left out: on this machine, one rank a GPU, or 2 ranks without a GPU",
         "config": "configuration file (default: config.yaml)",
         "set": "override one key, for example --set training.max_steps=100; may be given several times",
         "name": "name of the run and of its folder (default: date and time)",
+        "resume": "go on with this run (without a value: the newest) from its newest checkpoint that verifies",
         "dry-run": "print the plan and what would run, then stop",
         "json": "print the plan (dry run) or the result as JSON and no progress",
     },
@@ -51,15 +53,18 @@ def train(
     config: str | None = None,
     set: list[str] | None = None,  # noqa: A002 (the flag's name)
     name: str | None = None,
+    resume: str | bool | None = None,
     dry_run: bool = False,
     json: bool = False,
 ) -> None:
-    """Train the model of a configuration."""
+    """Train the model of a configuration, or go on with a run."""
     from launch.present import print_json, print_plan
-    from launch.train import TrainRequest, prepare_run
+    from launch.request import TrainRequest, prepare_run
     from launch.train import train as run_training
 
-    request = TrainRequest(config, tuple(set or ()), name, nodes, console=not json)
+    # A flag that may stand alone: --resume is the newest run.
+    going_on = "" if resume is True else resume
+    request = TrainRequest(config, tuple(set or ()), name, nodes, going_on, console=not json)
     prepared = prepare_run(request)
     if dry_run:
         specs = prepared.specs("runs/NAME", console=not json)
@@ -159,3 +164,140 @@ def generate(
     extra = ["--tokens", str(tokens), "--temperature", str(temperature), "--seed", str(seed), "--exit", exit]
     extra += ["--recurrence", str(recurrence)] if recurrence else []
     return run_generate(find_run(dir, run), prompt, extra + (["--json"] if json else []))
+
+
+@task(
+    name="list",
+    default=True,
+    help={
+        "run": "name of the run (default: the newest)",
+        "verify": "read every file and compare its sha256",
+        "dir": "folder of the runs",
+        "json": "print JSON",
+    },
+)
+@_exits_cleanly
+def checkpoints_list(
+    c: Context,
+    run: str | None = None,
+    verify: bool = False,
+    dir: str = "runs",
+    json: bool = False,  # noqa: A002
+) -> int:
+    """List the checkpoints of a run: step, age, size, ranks, state, place. Exit code 1 when one is damaged."""
+    from launch.checkpoints import list_checkpoints
+    from launch.present import print_checkpoints, print_json
+    from launch.runs import find_run
+
+    listing = list_checkpoints(find_run(dir, run), deep=verify)
+    if json:
+        print_json({"run": listing.run, "rows": [row.as_json() for row in listing.rows], "notes": listing.notes})
+    else:
+        print_checkpoints(listing)
+    return 0 if listing.all_sound else 1
+
+
+@task(
+    name="fetch",
+    help={"run": "name of the run", "step": "which one (default: the newest)", "dir": "folder of the runs"},
+)
+@_exits_cleanly
+def checkpoints_fetch(c: Context, run: str | None = None, step: int = 0, dir: str = "runs") -> None:  # noqa: A002
+    """Fetch a checkpoint from the object store and verify it."""
+    from launch.checkpoints import fetch_checkpoint
+    from launch.runs import find_run
+
+    print(fetch_checkpoint(find_run(dir, run), step or None))
+
+
+@task(
+    name="prune",
+    help={
+        "run": "name of the run",
+        "keep-last": "how many stay (default: the run's rule)",
+        "dry-run": "only say what would go",
+        "dir": "folder of the runs",
+    },
+)
+@_exits_cleanly
+def checkpoints_prune(
+    c: Context,
+    run: str | None = None,
+    keep_last: int = 0,
+    dry_run: bool = False,
+    dir: str = "runs",  # noqa: A002
+) -> None:
+    """Remove checkpoints that the retention rule does not keep."""
+    from launch.checkpoints import prune_checkpoints
+    from launch.runs import find_run
+
+    removed = prune_checkpoints(find_run(dir, run), keep_last=keep_last or None, dry_run=dry_run)
+    for step, reason in removed:
+        print(f"{'would remove' if dry_run else 'removed'} step {step}: {reason}")
+    if not removed:
+        print("nothing to remove")
+
+
+@task(
+    iterable=["source", "set"],
+    name="prepare",
+    help={
+        "source": "text file, folder, JSONL, Parquet or s3://; may be given several times",
+        "out": "folder of the new dataset",
+        "demo": "text of the Python installation",
+        "format": "tfrecord or hdf5",
+        "tokenizer": "a tokenizer.json, or train",
+        "vocab-size": "entries of a trained tokenizer",
+        "seq-len": "tokens a sequence",
+        "workers": "processes",
+        "config": "configuration with a prepare: section",
+        "set": "override one key, for example --set prepare.dedup=false",
+    },
+)
+@_exits_cleanly
+def data_prepare(
+    c: Context,
+    out: str,
+    source: list[str] | None = None,
+    demo: bool = False,
+    format: str | None = None,  # noqa: A002
+    tokenizer: str | None = None,
+    vocab_size: int = 0,
+    seq_len: int = 0,
+    workers: int = 0,
+    config: str | None = None,
+    set: list[str] | None = None,  # noqa: A002
+) -> int:
+    """Make a dataset: clean, deduplicate, tokenise, pack, shard."""
+    from launch.data import prepare
+
+    return prepare(
+        source or (), out, demo=demo, format=format, tokenizer=tokenizer, vocab_size=vocab_size or None,
+        seq_len=seq_len or None, workers=workers or None, config=config, overrides=tuple(set or ()),
+    )  # fmt: skip
+
+
+@task(name="verify", help={"path": "folder of the dataset", "workers": "processes"})
+@_exits_cleanly
+def data_verify(c: Context, path: str, workers: int = 0) -> int:
+    """Check every shard and record of a dataset against its manifest; exit code 1 when something is wrong."""
+    from launch.data import verify
+
+    return verify(path, workers=workers or None)
+
+
+@task(
+    name="inspect",
+    help={"path": "folder of the dataset", "index": "a sequence to show", "split": "train or validation"},
+)
+@_exits_cleanly
+def data_inspect(c: Context, path: str, index: int = -1, split: str | None = None) -> int:
+    """Show statistics and decoded sequences of a dataset."""
+    from launch.data import inspect
+
+    return inspect(path, index=None if index < 0 else index, split=split)
+
+
+namespace = Collection(train, status, logs, stop, generate)
+namespace.add_collection(Collection("checkpoints", checkpoints_list, checkpoints_fetch, checkpoints_prune))
+namespace.add_collection(Collection("data", data_prepare, data_verify, data_inspect))

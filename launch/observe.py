@@ -13,8 +13,8 @@ from typing import Any
 
 from launch.errors import RunFailedError, UsageError
 from launch.processes import end_processes_of, is_running, processes_of
+from launch.request import CHECKOUT
 from launch.runs import LIVE, list_runs, observed_state
-from launch.train import CHECKOUT
 from training.records import RunFolder
 
 STOP_GRACE_S = 120
@@ -75,6 +75,7 @@ def stop(folder: RunFolder, grace_s: float = STOP_GRACE_S) -> str:
     path = str(folder.path)
     if not processes_of(path) and not is_running(state.launcher_pid, state.launcher_start):
         return f"run {folder.name} is not running (it is {observed_state(folder).phase})"
+    folder.event("stop_requested", state.step, "fab stop")
     if state.launcher_pid is not None and is_running(state.launcher_pid, state.launcher_start):
         os.kill(state.launcher_pid, signal.SIGTERM)
     deadline = time.monotonic() + grace_s

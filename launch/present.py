@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.backends.base import LaunchSpec
+from launch.checkpoints import Listing
 from launch.plan import RunPlan
 
 
@@ -77,6 +78,28 @@ def print_status(rows: Sequence[dict[str, Any]]) -> None:
             row["message"],
         )
     Console().print(table)
+
+
+def print_checkpoints(listing: Listing) -> None:
+    """Prints one line a checkpoint, oldest first, and what could not be looked at."""
+    table = Table(title=f"checkpoints of {listing.run}", title_justify="left")
+    for column in ("step", "age", "size", "ranks", "ZeRO", "held-out loss", "state", "place", "detail"):
+        table.add_column(column, overflow="fold")
+    for row in listing.rows:
+        table.add_row(
+            f"{row.step}",
+            "-" if row.age_s is None else _duration(row.age_s),
+            "-" if row.size_bytes is None else f"{row.size_bytes / 2**20:,.1f} MiB",
+            *("-" if value is None else str(value) for value in (row.world_size, row.zero_stage)),
+            "-" if row.evaluation_loss is None else f"{row.evaluation_loss:.4f}",
+            row.state,
+            row.place,
+            row.detail,
+        )
+    console = Console()
+    console.print(table)
+    for note in listing.notes:
+        console.print(note, highlight=False)
 
 
 def _duration(seconds: float) -> str:

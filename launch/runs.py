@@ -21,23 +21,51 @@ def create_run(config: RunConfig, plan: dict[str, Any], total_steps: int | None,
     """
     moment = time.time() if now is None else now
     name = config.run.name or time.strftime("run-%Y%m%d-%H%M%S", time.localtime(moment))
+    named = config.model_copy(update={"run": config.run.model_copy(update={"name": name})})
     folder = RunFolder(Path(config.run.dir).absolute() / name)
     try:
         folder.path.mkdir(parents=True)
         folder.logs.mkdir()
-        folder.config.write_text(dump_config(config), encoding="utf-8")
-        folder.write_plan(plan)
-        folder.write_state(RunState(name=name, phase="starting", total_steps=total_steps or 0, started=moment))
+        _describe(folder, named, plan, total_steps, moment)
     except FileExistsError:
         raise UsageError(
-            f"there is already a run or file {folder.path}", "choose another name with --name, or remove that folder"
+            f"there is already a run or file {folder.path}",
+            f"choose another name with --name, go on with it by --resume {name}, or remove that folder",
         ) from None
     except OSError as error:
-        raise StorageError(
-            f"cannot write the run folder {folder.path}: {error.strerror or error}",
-            "free space or correct the permissions, or choose another place with --set run.dir=PATH",
-        ) from None
+        raise _unwritable(folder, error) from None
     return folder
+
+
+def reopen_run(config: RunConfig, plan: dict[str, Any], total_steps: int | None, now: float | None = None) -> RunFolder:
+    """Prepares the folder of a run that ended for its next start; its checkpoints, metrics and events stay.
+
+    Raises StorageError when the folder cannot be written.
+    """
+    moment = time.time() if now is None else now
+    folder = RunFolder(Path(config.run.dir).absolute() / str(config.run.name))
+    try:
+        folder.clear_errors()
+        folder.result.unlink(missing_ok=True)
+        _describe(folder, config, plan, total_steps, moment)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    return folder
+
+
+def _describe(
+    folder: RunFolder, config: RunConfig, plan: dict[str, Any], total_steps: int | None, moment: float
+) -> None:
+    folder.config.write_text(dump_config(config), encoding="utf-8")
+    folder.write_plan(plan)
+    folder.write_state(RunState(name=folder.name, phase="starting", total_steps=total_steps or 0, started=moment))
+
+
+def _unwritable(folder: RunFolder, error: OSError) -> StorageError:
+    return StorageError(
+        f"cannot write the run folder {folder.path}: {error.strerror or error}",
+        "free space or correct the permissions, or choose another place with --set run.dir=PATH",
+    )
 
 
 def list_runs(directory: str | Path) -> list[RunFolder]:

@@ -18,7 +18,7 @@ from training.evaluation import Evaluator
 from training.records import RunFolder
 
 if TYPE_CHECKING:
-    from training.trainer import Progress
+    from training.safety import Progress
 
 _BLOCK_SEQUENCES = 4096
 

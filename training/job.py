@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import logging
 import os
 import time
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -13,19 +14,26 @@ from typing import Any, TextIO
 from rich.console import Console
 
 from training.callbacks import Callback, ConsoleProgress, FolderLog
+from training.checkpoint.manager import CheckpointManager
+from training.checkpoint.ranks import GlooRanks
+from training.checkpoint.saver import Identity
 from training.closing import closing_report, show_report
 from training.config import RunConfig, load_config
 from training.data.dataset import open_dataset
+from training.data.files import sha256_of
 from training.distributed import RankInfo, join, leave
 from training.engine import Engine, EngineSettings
-from training.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError
+from training.errors import EXIT_OK, ConfigError
 from training.evaluation import Evaluator
-from training.process import log_to, on_stop_signal
+from training.preemption import MetadataWatcher, StopFlag, exit_code, signals_request_stop
+from training.process import log_to
 from training.records import RunFolder
+from training.safety import Progress, Safety
 from training.saving import save_model
 from training.trainer import Trainer
 
-log = logging.getLogger("training")
+# How long the end of a run waits for its uploads; what is left then goes on with the next start.
+STOP_UPLOAD_S, END_UPLOAD_S = 30.0, 3600.0
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,8 @@ def _train(job: Job, run: RunFolder, rank: RankInfo, terminal: TextIO) -> int:
     _check_vocabulary(job, train_set.manifest.vocab_size)
     engine = Engine(job.config, job.settings, rank)
     evaluator = Evaluator(job.config, engine, held_out, rank)
+    flag = StopFlag()
+    safety = Safety(_checkpoints(job, run, engine), flag, job.config.checkpoint)
     trainer = Trainer(
         job.config,
         rank,
@@ -76,29 +86,71 @@ def _train(job: Job, run: RunFolder, rank: RankInfo, terminal: TextIO) -> int:
         run,
         total_steps=job.plan["total_steps"],
         evaluator=evaluator,
+        safety=safety,
+        flag=flag,
         callbacks=_callbacks(run, rank, terminal),
         peak_flop_per_s=job.plan["peak_flop_per_s"],
     )
-    on_stop_signal(lambda: setattr(trainer, "stop_requested", True))
-    if rank.is_first:
-        run.event(
-            "start", 0, f"{rank.world_size} ranks, ZeRO stage {job.settings.zero_stage}, {job.settings.precision}"
-        )
-    progress = trainer.fit()
-    finished = progress.step >= trainer.total_steps
-    save_model(engine, job, run, progress)
-    if not finished:
+    if job.plan["resume"]:
+        trainer.progress = safety.resume() or trainer.progress
+    safety.manager.start_uploads()
+    with signals_request_stop(flag), _metadata_watcher(job.config, rank, flag):
+        _announce_start(run, job, rank, trainer.progress.step)
+        progress = trainer.fit()
+        left_early = progress.step < trainer.total_steps
+        safety.manager.close(STOP_UPLOAD_S if left_early else END_UPLOAD_S)
+        save_model(engine, job.dataset_dir / "tokenizer.json", run, progress)
+        if left_early:
+            return _stopped(run, rank, progress, flag)
+        report = closing_report(job.config, train_set, evaluator, engine, run, progress, seconds=time.time() - began)
         if rank.is_first:
-            run.update_state(phase="stopped", step=progress.step, message="asked to stop; the model is saved")
-            run.event("stopped", progress.step, "asked to stop; the model is saved")
-        return EXIT_INTERRUPTED
-    report = closing_report(job.config, train_set, evaluator, engine, run, progress, seconds=time.time() - began)
-    if rank.is_first:
-        run.write_result(report)
-        run.update_state(phase="finished", step=progress.step)
-        run.event("end", progress.step, "finished")
-        show_report(report, _consoles(run, terminal))
+            _conclude(run, progress, report, terminal)
     return EXIT_OK
+
+
+def _checkpoints(job: Job, run: RunFolder, engine: Engine) -> CheckpointManager:
+    identity = Identity(
+        config_sha256=hashlib.sha256(run.config.read_bytes()).hexdigest(),
+        tokenizer_sha256=sha256_of(job.dataset_dir / "tokenizer.json"),
+    )
+    return CheckpointManager(
+        engine.deepspeed,
+        run.checkpoints,
+        job.config.checkpoint,
+        run.name,
+        identity,
+        GlooRanks(),
+        run.event,
+    )
+
+
+def _metadata_watcher(config: RunConfig, rank: RankInfo, flag: StopFlag) -> AbstractContextManager[object]:
+    """One watcher a node for notices of the cloud that it takes the node away."""
+    if rank.local_rank != 0 or config.checkpoint.watch_spot is False:
+        return nullcontext()
+    return closing(MetadataWatcher(flag, config.checkpoint.metadata_url))
+
+
+def _announce_start(run: RunFolder, job: Job, rank: RankInfo, step: int) -> None:
+    if rank.is_first:
+        settings = job.settings
+        run.event("start", step, f"{rank.world_size} ranks, ZeRO stage {settings.zero_stage}, {settings.precision}")
+
+
+def _stopped(run: RunFolder, rank: RankInfo, progress: Progress, flag: StopFlag) -> int:
+    """Records that the run left before its end and returns the exit code for it."""
+    if rank.is_first:
+        reason = flag.reason or "asked on another rank"
+        run.update_state(phase="stopped", step=progress.step, message=f"stopped at step {progress.step}: {reason}")
+        run.event("stopped", progress.step, f"saved and left: {reason}")
+    return exit_code()
+
+
+def _conclude(run: RunFolder, progress: Progress, report: dict[str, Any], terminal: TextIO) -> None:
+    run.write_result(report)
+    run.update_state(phase="finished", step=progress.step)
+    run.event("end", progress.step, "finished")
+    show_report(report, _consoles(run, terminal))
 
 
 def _check_vocabulary(job: Job, vocab_size: int) -> None:

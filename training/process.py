@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -19,12 +18,6 @@ def end_with_parent() -> None:
     """Asks the kernel for SIGTERM when the node agent dies, so that no rank outlives it (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def on_stop_signal(action: Callable[[], None]) -> None:
-    """Calls `action` at SIGTERM, SIGINT and SIGUSR1; a second signal does the same, it breaks nothing off."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, lambda *_: action())
 
 
 def redirect_output(log: Path) -> TextIO:

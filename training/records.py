@@ -9,7 +9,8 @@
       result.json            the closing table
       logs/train.log         what rank 0 says; logs/rank-N.log: everything rank N and its libraries print
       errors/rank-N.json     RankError of a rank that failed
-      checkpoints/           the saved model
+      checkpoints/step-N/    all that a restart needs (training/checkpoint/)
+      models/step-N/         weights, configuration and tokenizer, at the end of the run
 
 This is the contract between the node side (which writes it) and the control side (which reads it). Imports no torch.
 """
@@ -59,7 +60,9 @@ class EventRecord(Record):
     """One line of events.jsonl."""
 
     time: float
-    kind: str = Field(description="For example start, evaluation, nonfinite, out_of_memory, checkpoint, sample, end.")
+    kind: str = Field(
+        description="For example start, resume, checkpoint, evaluation, nonfinite, rollback, health, stopped, end."
+    )
     step: int
     message: str
     details: dict[str, Any] = Field(default_factory=dict)
@@ -107,6 +110,7 @@ class RunFolder:
         self.log = self.logs / "train.log"
         self.errors = self.path / "errors"
         self.checkpoints = self.path / "checkpoints"
+        self.models = self.path / "models"
 
     def rank_log(self, rank: int) -> Path:
         """Returns the file that holds what rank `rank` and its libraries print."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from training.checkpoint.layout import flush
 from training.config import RunConfig, load_config
 from training.errors import UsageError
 from training.model.recurrent import RecurrentLM
@@ -18,34 +18,33 @@ from training.records import RunFolder
 
 if TYPE_CHECKING:
     from training.engine import Engine
-    from training.job import Job
-    from training.trainer import Progress
+    from training.safety import Progress
 
 
-def save_model(engine: Engine, job: Job, run: RunFolder, progress: Progress) -> None:
-    """Writes checkpoints/model-STEP; a collective under ZeRO-3."""
+def save_model(engine: Engine, tokenizer: Path, run: RunFolder, progress: Progress) -> None:
+    """Writes models/step-N of the run folder; a collective under ZeRO-3."""
     state = engine.full_state_dict()
     if not engine.rank.is_first:
         return
-    target = run.checkpoints / f"model-{progress.step:08d}"
+    target = run.models / f"step-{progress.step:08d}"
     staged = target.with_name(f".{target.name}.partial")
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
     save_file(state, staged / "model.safetensors")
     shutil.copyfile(run.config, staged / "config.resolved.yaml")
-    shutil.copyfile(job.dataset_dir / "tokenizer.json", staged / "tokenizer.json")
+    shutil.copyfile(tokenizer, staged / "tokenizer.json")
     (staged / "progress.json").write_text(json.dumps({"step": progress.step, "tokens": progress.tokens}) + "\n")
     for path in staged.iterdir():
-        _fsync(path)
+        flush(path)
     shutil.rmtree(target, ignore_errors=True)
     staged.rename(target)
-    _fsync(run.checkpoints)
-    run.event("checkpoint", progress.step, f"saved {target.name}")
+    flush(run.models)
+    run.event("model", progress.step, f"saved the model as {target.name}")
 
 
 def newest_model(run: RunFolder) -> Path:
     """Returns the folder of the newest saved model. Raises UsageError when there is none."""
-    folders = sorted(run.checkpoints.glob("model-*"))
+    folders = sorted(run.models.glob("step-*"))
     if not folders:
         raise UsageError(f"run {run.name} has no saved model yet", "wait for its end, or see fab status")
     return folders[-1]
@@ -58,11 +57,3 @@ def load_model(folder: Path) -> tuple[RecurrentLM, RunConfig]:
     weights: dict[str, Tensor] = load_file(folder / "model.safetensors")
     model.load_state_dict({name: value.float() for name, value in weights.items()})
     return model.eval(), config
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,35 +14,30 @@ from torch import Tensor
 from training.callbacks import Callback, StepReport
 from training.config import RunConfig
 from training.data.loader import make_loader
-from training.data.order import Cursor, rank_positions
+from training.data.order import rank_positions
 from training.distributed import RankInfo, sum_over_ranks
 from training.engine import Engine, StepOutcome
 from training.errors import NonFiniteError
 from training.evaluation import Evaluator
 from training.flops import flop_per_token
+from training.guards import Skip, health_alarms
 from training.latent import TRAINING, latent_states
 from training.metrics_window import MetricsWindow, StepSample
 from training.model.sampler import RecurrenceSampler
 from training.optim import lr_at
+from training.preemption import StopFlag
 from training.records import RunFolder
-
-
-@dataclass
-class Progress:
-    """Where the run is: all that a restart needs besides weights and optimizer."""
-
-    step: int = 0
-    cursor: Cursor = field(default_factory=Cursor)
-    tokens: int = 0
-    nonfinite_in_a_row: int = 0
+from training.safety import Progress, Safety, advance
 
 
 @dataclass(frozen=True)
 class GlobalStep:
-    """What all ranks together measured in one step."""
+    """What all ranks together measured in one step, and what any of them wants."""
 
     loss: float
-    stop_requested: bool
+    positions: Skip
+    stop: bool
+    save: bool
 
 
 class Trainer:
@@ -58,6 +53,8 @@ class Trainer:
         *,
         total_steps: int,
         evaluator: Evaluator,
+        safety: Safety | None = None,
+        flag: StopFlag | None = None,
         callbacks: Sequence[Callback] = (),
         peak_flop_per_s: float | None = None,
     ) -> None:
@@ -65,37 +62,43 @@ class Trainer:
         self.total_steps = total_steps
         self.evaluator = evaluator
         self.callbacks = callbacks
+        self.safety = safety
+        self.flag = flag or StopFlag()
         self.progress = Progress()
         self.sampler = RecurrenceSampler(config.model)
         self.window = MetricsWindow(peak_flop_per_s)
-        self.stop_requested = False
+        self._last_correlation: float | None = None
+        self._batches: Iterator[tuple[Tensor, Tensor]] | None = None
 
     def fit(self) -> Progress:
-        """Trains until the last step, or until a stop is requested on any rank."""
+        """Trains until the last step, or until a stop is requested on any rank; what it reached is saved."""
         self._tell("on_start", self.progress.step, self.total_steps)
-        batches = self._batches()
         try:
             while self.progress.step < self.total_steps:
-                stop = self.train_step(batches)
-                self._evaluate_when_due()
-                if stop:
+                step = self.train_step()
+                if self._roll_back_when_due(step):
+                    continue
+                evaluation_loss = self._evaluate_when_due()
+                self._save_when_due(step, evaluation_loss)
+                if step.stop:
                     break
         finally:
             self._tell("on_end")
         return self.progress
 
-    def train_step(self, batches: Iterator[tuple[Tensor, Tensor]]) -> bool:
-        """One optimizer step; returns True when a rank was asked to stop."""
+    def train_step(self) -> GlobalStep:
+        """One optimizer step of all ranks."""
         began = time.perf_counter()
         step = self.progress.step
         # One draw a step: every micro-batch and every rank runs the same iterations, however the batch is factored.
         iterations = self.sampler.draw(self.config.run.seed, step, 0)
         learning_rate = lr_at(step + 1, self.config.training, self.total_steps)
-        losses, stats, data_wait_s = self._micro_steps(batches, iterations)
+        first = self.progress.cursor.position(len(self.dataset))
+        losses, stats, data_wait_s = self._micro_steps(iterations)
         outcome = self.engine.finish_step(learning_rate)
-        measured = self._agree(losses)
+        measured = self._agree(losses, first)
         self._advance()
-        self._guard(outcome, measured.loss)
+        self._count_nonfinite(outcome, measured.loss)
         self.window.add(
             StepSample(
                 loss=measured.loss if outcome.applied else math.nan,
@@ -110,13 +113,12 @@ class Trainer:
             )
         )
         self._report()
-        return measured.stop_requested
+        return measured if outcome.applied else replace(measured, loss=math.nan)
 
-    def _micro_steps(
-        self, batches: Iterator[tuple[Tensor, Tensor]], iterations: tuple[int, int]
-    ) -> tuple[list[Tensor], dict[str, float], float]:
+    def _micro_steps(self, iterations: tuple[int, int]) -> tuple[list[Tensor], dict[str, float], float]:
         """Forward and backward of this rank's part: losses, health statistics, seconds of waiting for data."""
         positions = self._positions()
+        batches = self._batches = self._batches or self._new_batches()
         with_stats = self._is_log_step(self.progress.step + 1)
         losses: list[Tensor] = []
         stats: dict[str, float] = {}
@@ -138,21 +140,51 @@ class Trainer:
             losses.append(output.loss.detach())
             if output.state_stats is not None:
                 stats = {name: float(value) for name, value in output.state_stats.items()}
+                self._last_correlation = stats.get("token_correlation")
         return losses, stats, data_wait_s
 
-    def _agree(self, losses: list[Tensor]) -> GlobalStep:
-        """Mean loss over the global batch, and whether any rank was asked to stop: one small collective a step."""
-        values = torch.stack([torch.stack(losses).float().mean(), losses[0].new_tensor(self.stop_requested).float()])
-        total = sum_over_ranks(values).tolist()
-        return GlobalStep(total[0] / self.rank.world_size, total[1] > 0)
+    def _agree(self, losses: list[Tensor], first: int) -> GlobalStep:
+        """Mean loss over the global batch, and what any rank wants: one small collective a step."""
+        wants_save = self.safety is not None and self.safety.wants_save(self.progress.step + 1)
+        loss = torch.stack(losses).float().mean()
+        total = sum_over_ranks(torch.stack([loss, *loss.new_tensor([float(self.flag.stop), float(wants_save)])]))
+        mean, stop, save = total.tolist()
+        positions = Skip(first, first + self.config.training.batch_size)
+        return GlobalStep(mean / self.rank.world_size, positions, stop > 0, save > 0)
 
     def _advance(self) -> None:
-        batch = self.config.training.batch_size
         self.progress.step += 1
         self.progress.tokens += self._tokens_per_step
-        self.progress.cursor = self.progress.cursor.advance(batch, len(self.dataset))
+        if advance(self.progress, self.config.training.batch_size, len(self.dataset)):
+            self._batches = None
 
-    def _guard(self, outcome: StepOutcome, loss: float) -> None:
+    def _roll_back_when_due(self, step: GlobalStep) -> bool:
+        """Goes back to the last good checkpoint when the loss has been bad for too long; True when it did."""
+        if self.safety is None:
+            return False
+        plan = self.safety.judge(self.progress, step.loss, step.positions)
+        if plan is None:
+            return False
+        batch = self.config.training.batch_size
+        back = self.safety.roll_back(self.progress, plan, batch, len(self.dataset))
+        at = self.progress.step
+        if back is None:
+            self._announce("rollback", f"step {at}: {plan.reason}; there is no checkpoint before it to go back to")
+            return False
+        self.progress, self._batches = back, None
+        left_out = f"sequences {plan.skip.first} to {plan.skip.stop - 1} of the stream are left out"
+        self._announce("rollback", f"step {at}: {plan.reason}; went back to step {back.step}, {left_out}")
+        return True
+
+    def _save_when_due(self, step: GlobalStep, evaluation_loss: float | None) -> None:
+        if self.safety is None:
+            return
+        leaving = step.stop or self.progress.step >= self.total_steps
+        if step.save or leaving:
+            self.safety.save(self.progress, evaluation_loss, wait=leaving)
+        self.safety.manager.poll()
+
+    def _count_nonfinite(self, outcome: StepOutcome, loss: float) -> None:
         """Counts skipped steps in a row and ends the run when they go on; every rank sees the same outcome."""
         if outcome.applied and math.isfinite(loss):
             self.progress.nonfinite_in_a_row = 0
@@ -162,9 +194,7 @@ class Trainer:
         message = (
             f"step {self.progress.step}: loss or gradients are not finite; the step was skipped ({count} in a row)"
         )
-        if self.rank.is_first:
-            self.run.event("nonfinite", self.progress.step, message, in_a_row=count)
-        self._tell("on_message", message)
+        self._announce("nonfinite", message, in_a_row=count)
         if count > limit:
             raise NonFiniteError(
                 f"loss or gradients were not finite for {count} steps in a row, up to step {self.progress.step}",
@@ -176,18 +206,27 @@ class Trainer:
         metrics = self.window.close(step, self.progress.tokens) if self._is_log_step(step) else None
         self._tell("on_step", StepReport(step, self.total_steps, metrics))
 
-    def _evaluate_when_due(self) -> None:
+    def _evaluate_when_due(self) -> float | None:
+        """Measures held-out perplexity at r=1 and the mean; returns the loss at the mean, None when it is not due."""
         interval = self.config.evaluation.interval_steps
         step = self.progress.step
         if interval is None or step % interval or step == self.total_steps:
-            return
+            return None
         recurrence = self.config.model.mean_recurrence
-        perplexity = self.evaluator.perplexity(recurrence)
-        if self.rank.is_first:
-            self.run.event("evaluation", step, f"perplexity {perplexity:.2f} at r={recurrence}", perplexity=perplexity)
-        self._tell("on_message", f"step {step}: held-out perplexity {perplexity:.2f} at r={recurrence}")
+        one, mean = self.evaluator.perplexity(1), self.evaluator.perplexity(recurrence)
+        text = f"step {step}: held-out perplexity {mean:.2f} at r={recurrence}, {one:.2f} at r=1"
+        self._announce("evaluation", text, perplexity=mean, perplexity_one=one, recurrence=recurrence)
+        for alarm in health_alarms(self._last_correlation, one, mean):
+            self._announce("health", f"step {step}: {alarm}")
+        return math.log(mean)
 
-    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def _announce(self, kind: str, message: str, **details: Any) -> None:
+        """Records an event and tells the callbacks."""
+        if self.rank.is_first:
+            self.run.event(kind, self.progress.step, message, **details)
+        self._tell("on_message", message)
+
+    def _new_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         return iter(
             make_loader(
                 self.dataset,

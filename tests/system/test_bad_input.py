@@ -1,4 +1,4 @@
-"""What `fab train` answers to input that it cannot use: one message with cause and next step, exit code 2, nothing left."""
+"""What `fab train` answers to input that it cannot use: one message with cause and next step, exit code 2."""
 
 from __future__ import annotations
 
@@ -95,11 +95,11 @@ def test_full_disk_at_the_start(fab: Fab, tiny_config: Path, small_disk: Path) -
 
 
 def test_full_disk_during_the_run(fab: Fab, tiny_config: Path, small_disk: Path) -> None:
-    # The run folder fits, the model does not.
+    # The run folder fits, checkpoint and model do not.
     arguments = ["--set", f"run.dir={small_disk / 'runs'}", "--set", "model.mlp_width=2048", "--name", "full"]
     outcome = fab("train", "--config", str(tiny_config), *arguments)
     assert_refused(outcome, "o space left")
-    assert not list((small_disk / "runs" / "full" / "checkpoints").glob("model-*"))
+    assert not list((small_disk / "runs" / "full" / "models").glob("step-*"))
 
 
 def test_read_only_place(fab: Fab, tiny_config: Path, small_disk: Path) -> None:

@@ -117,7 +117,8 @@ def test_interrupt_saves_and_leaves_with_130(long_run: tuple[subprocess.Popen[st
     assert "interrupted" in errors
     assert "Traceback" not in errors
     assert run.read_state().phase == "stopped"
-    assert list(run.checkpoints.glob("model-*"))
+    assert list(run.checkpoints.glob("step-*"))
+    assert list(run.models.glob("step-*"))
 
 
 def test_stop_saves_and_leaves_nothing(fab: Fab, long_run: tuple[subprocess.Popen[str], RunFolder]) -> None:
@@ -126,8 +127,8 @@ def test_stop_saves_and_leaves_nothing(fab: Fab, long_run: tuple[subprocess.Pope
     assert outcome.stdout == "run long has stopped\n"
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "was stopped" in errors
-    assert list(run.checkpoints.glob("model-*"))
+    assert "fab train --resume long" in errors
+    assert list(run.checkpoints.glob("step-*"))
 
 
 def test_killed_rank_ends_the_run_with_a_message(long_run: tuple[subprocess.Popen[str], RunFolder]) -> None:
@@ -148,9 +149,9 @@ def test_ranks_do_not_outlive_torchrun(long_run: tuple[subprocess.Popen[str], Ru
     process, run = long_run
     psutil.Process(run.read_state().launcher_pid).kill()
     process.communicate(timeout=90)
-    assert process.returncode == 130, "the kernel tells the ranks, which save and leave"
+    assert process.returncode == 75, "the kernel tells the ranks, which save and leave"
     assert not processes_of(str(run.path))
-    assert list(run.checkpoints.glob("model-*"))
+    assert list(run.checkpoints.glob("step-*"))
 
 
 def test_memory_limit_halves_the_micro_batch_and_the_run_goes_on(fab: Fab, tiny_config: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Combinations of settings that cannot work, each with its reason.
 
-A rule is a function of the whole configuration that returns (key path, message) or None; adding a rule is adding a function to RULES.
-Only the configuration is looked at: what depends on the machine is checked by the plan.
+A rule is a function of the whole configuration that returns (key path, message) or None; adding a rule is adding a
+function to RULES. Only the configuration is looked at: what depends on the machine is checked by the plan.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def update_clipping_needs_tensors(config: RunConfig) -> Finding | None:
         )
     if stage != 0 or training.precision != "fp32":
         return key, (
-            "update clipping needs whole tensors, but ZeRO 1-3 and the 16-bit optimizers update flat partitions that cut across "
-            "tensors; set distributed.zero_stage: 0 and training.precision: fp32, or switch it off"
+            "update clipping needs whole tensors, but ZeRO 1-3 and the 16-bit optimizers update flat partitions that "
+            "cut across tensors; set distributed.zero_stage: 0 and training.precision: fp32, or switch it off"
         )
     return None
 
@@ -49,7 +49,8 @@ def schedule_fits_the_run(config: RunConfig) -> Finding | None:
     cooldown = t.cooldown_steps if t.lr_schedule == "trapezoid" else 0
     if t.max_steps is not None and t.warmup_steps + cooldown > t.max_steps:
         return ("training", "warmup_steps"), (
-            f"warm-up ({t.warmup_steps}) and cool-down ({cooldown}) together are longer than the run (max_steps {t.max_steps})"
+            f"warm-up ({t.warmup_steps} steps) and cool-down ({cooldown}) together are longer than the run "
+            f"(max_steps {t.max_steps}); set warmup_steps and cooldown_steps to fit"
         )
     return None
 

@@ -27,7 +27,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if isinstance(key, str) and key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
             if isinstance(key, str):
@@ -165,7 +165,7 @@ def _finding(error: Any, origins: dict[KeyPath, str], source: str) -> str:
 
 
 def _resolve(loc: tuple[Any, ...]) -> tuple[KeyPath, type[BaseModel]]:
-    """Returns the part of a pydantic location that are keys of the file, and the section that should hold the last one."""
+    """Returns the keys of the file in a pydantic location, and the section that should hold the last one."""
     model: type[BaseModel] = RunConfig
     key: list[str] = []
     for part in loc:

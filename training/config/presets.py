@@ -1,8 +1,8 @@
 """Model presets: the shape of a model under a name.
 
 huginn-3.5b is the public reference model (arXiv 2502.05171, section 4; 3,564,976,800 parameters). The others keep its
-proportions (2/4/2 layers, inner width about 2.7 to 3.4 times the width) at a size for fewer GPUs; `demo` trains in minutes on a
-laptop.
+proportions (2/4/2 layers, inner width about 2.7 to 3.4 times the width) at a size for fewer GPUs; `demo` trains in
+minutes on a laptop.
 """
 
 from __future__ import annotations

@@ -1,0 +1,125 @@
+"""From what the user asked for to a run that is decided but not started. Writes nothing, except the demo's data."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launch.backends.base import LaunchSpec
+from launch.backends.local import LocalBackend
+from launch.errors import RunFailedError, UsageError
+from launch.machine import local_facts
+from launch.plan import DatasetFacts, RunPlan, build_plan
+from launch.runs import LIVE, find_run, observed_state
+from training.config import RunConfig, load_config
+from training.errors import EXIT_INTERRUPTED
+from training.records import RunFolder
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+DEFAULT_CONFIG = CHECKOUT / "config.yaml"
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """What the user asked for. `resume` is the name of a run, "" for the newest one, None for a new run."""
+
+    config: str | None = None
+    overrides: tuple[str, ...] = ()
+    name: str | None = None
+    nodes: str | None = None
+    resume: str | None = None
+    console: bool = True
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run that is decided but not started; `folder` is that of a run that goes on."""
+
+    config: RunConfig
+    plan: RunPlan
+    dataset_dir: Path
+    folder: RunFolder | None = None
+    resume: bool = False
+    backend: LocalBackend = field(default_factory=LocalBackend)
+
+    def plan_file(self) -> dict[str, Any]:
+        """Returns what plan.json holds: the plan, where its data lies, and whether to start from a checkpoint."""
+        return {**self.plan.as_json(), "dataset_dir": str(self.dataset_dir.absolute()), "resume": self.resume}
+
+    def specs(self, run_dir: str, console: bool) -> list[LaunchSpec]:
+        """Returns what would run on each node."""
+        return list(self.backend.specs(self.plan, run_dir, str(CHECKOUT), console))
+
+
+def prepare_run(request: TrainRequest) -> PreparedRun:
+    """Reads the configuration and plans the run. Raises UsageError and ConfigError."""
+    if request.nodes is not None and request.nodes not in ("localhost", "127.0.0.1"):
+        raise UsageError(
+            f"--nodes {request.nodes}: this version trains on the machine where it is called",
+            "leave --nodes out, or call fab train on the node itself",
+        )
+    folder = None if request.resume is None else resumable_run(request)
+    overrides = list(request.overrides)
+    if request.name is not None:
+        overrides.append(f"run.name={json.dumps(request.name)}")
+    source = folder.config if folder is not None else request.config or DEFAULT_CONFIG
+    config = load_config(source, overrides)
+    directory = dataset_directory(config)
+    plan = build_plan(config, [local_facts()], dataset_facts(directory))
+    return PreparedRun(config, plan, directory, folder, resume=folder is not None)
+
+
+def resumable_run(request: TrainRequest) -> RunFolder:
+    """Returns the folder of the run to go on with. Raises UsageError when it cannot be resumed."""
+    if request.config is not None or request.name is not None:
+        raise UsageError(
+            "--resume goes on with the configuration and the name of the run", "use --set to change single keys"
+        )
+    directory = load_config(DEFAULT_CONFIG, [o for o in request.overrides if o.startswith("run.dir=")]).run.dir
+    folder = find_run(directory, request.resume or None)
+    if observed_state(folder).phase in LIVE:
+        raise UsageError(f"run {folder.name} is still running", f"stop it first: fab stop --run {folder.name}")
+    return folder
+
+
+def dataset_directory(config: RunConfig) -> Path:
+    """Returns the folder of the prepared dataset; the demo's lies in the checkout."""
+    if config.data.path == "demo":
+        return CHECKOUT / "datasets" / f"demo-{config.model.vocab_size}x{config.model.context_length}"
+    directory = Path(config.data.path)
+    if not (directory / "manifest.json").is_file():
+        raise UsageError(
+            f"data.path: there is no prepared dataset in {directory} (no manifest.json)",
+            "prepare one with fab data.prepare --source TEXT... --out DIR, or use data.path: demo",
+        )
+    return directory
+
+
+def dataset_facts(directory: Path) -> DatasetFacts | None:
+    """Reads what the plan needs from the manifest; None while the dataset is not prepared."""
+    from training.data.manifest import read_manifest
+
+    if not (directory / "manifest.json").is_file():
+        return None
+    manifest = read_manifest(directory)
+    return DatasetFacts(manifest.sequences("train"), manifest.sequences("validation"), manifest.sequence_length)
+
+
+def prepare_demo(config: RunConfig, directory: Path, console: bool) -> None:
+    """Builds the demo dataset from text that the Python installation carries."""
+    command = [
+        *(sys.executable, "-m", "training.data", "prepare", "--demo"),
+        *("--out", str(directory)),
+        *("--vocab-size", str(config.model.vocab_size), "--seq-len", str(config.model.context_length)),
+    ]
+    # With --json, standard output is for the result alone.
+    output = None if console else sys.stderr
+    outcome = subprocess.run(command, cwd=CHECKOUT, stdin=subprocess.DEVNULL, stdout=output, check=False)
+    if outcome.returncode < 0 or outcome.returncode == EXIT_INTERRUPTED:
+        raise RunFailedError("interrupted while the demo data was prepared", "call the command again", EXIT_INTERRUPTED)
+    if outcome.returncode:
+        raise RunFailedError("the demo data could not be prepared (see above)", "", outcome.returncode)
