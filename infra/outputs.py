@@ -40,6 +40,29 @@ def node_facts(config: ClusterConfig, item: InstanceType) -> dict[str, Any]:
     }
 
 
+def cluster_facts(config: ClusterConfig, network: Network) -> dict[str, Any]:
+    """Name, place and network of the cluster."""
+    return {
+        "name": config.name,
+        "provider": "aws",
+        "region": config.region,
+        "availability_zone": network.zone,
+        "vpc_id": network.vpc_id,
+        "vpc_cidr": config.vpc_cidr,
+    }
+
+
+def head_facts(config: ClusterConfig, compute: Compute) -> dict[str, Any]:
+    """The head node; its public address is empty where it has none."""
+    return {
+        "name": f"{config.name}-head",
+        "instance_id": compute.head.id,
+        "instance_type": config.head_instance_type,
+        "private_ip": compute.head.private_ip,
+        "public_ip": compute.head_address.public_ip if compute.head_address else "",
+    }
+
+
 def access_facts(config: ClusterConfig, access: Access, compute: Compute) -> dict[str, Any]:
     """How Ansible gets in: through the head's public address, or through Session Manager."""
     return {
@@ -69,31 +92,16 @@ def export_outputs(
     redis_parameter: pulumi.Output[str] | None,
 ) -> None:
     """Export everything that the contract names."""
-    item = instance_type(config.instance_type)
-    numbers = [f"{config.name}-gpu-{index + 1:04d}" for index in range(config.node_count)]
     exports: dict[str, Any] = {
         "contract_version": VERSION,
-        "cluster": {
-            "name": config.name,
-            "provider": "aws",
-            "region": config.region,
-            "availability_zone": network.zone,
-            "vpc_id": network.vpc_id,
-            "vpc_cidr": config.vpc_cidr,
-        },
+        "cluster": cluster_facts(config, network),
         "access": access_facts(config, access, compute),
-        "head": {
-            "name": f"{config.name}-head",
-            "instance_id": compute.head.id,
-            "instance_type": config.head_instance_type,
-            "private_ip": compute.head.private_ip,
-            "public_ip": compute.head_address.public_ip if compute.head_address else "",
-        },
+        "head": head_facts(config, compute),
         "gpu_nodes": [
-            {"name": name, "instance_id": node.id, "private_ip": node.private_ip}
-            for name, node in zip(numbers, compute.nodes, strict=True)
+            {"name": f"{config.name}-gpu-{number:04d}", "instance_id": node.id, "private_ip": node.private_ip}
+            for number, node in enumerate(compute.nodes, start=1)
         ],
-        "gpu_node_facts": node_facts(config, item),
+        "gpu_node_facts": node_facts(config, instance_type(config.instance_type)),
         "storage": storage_facts(storage, compute),
         "checkpoints": {
             "bucket": storage.bucket.bucket,

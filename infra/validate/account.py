@@ -19,9 +19,9 @@ def check(config: ClusterConfig, facts: AccountFacts) -> list[Finding]:
     findings += _zone(config, facts)
     findings += _quotas(config, facts)
     item = instance_types()[config.instance_type]
-    findings += _image("amiId", facts.gpu_image, item, config.root_volume_gib)
+    findings += _image("amiId", config.ami_id, facts.gpu_image, item, config.root_volume_gib)
     head = instance_types()[config.head_instance_type]
-    findings += _image("headAmiId", facts.head_image, head, config.head_volume_gib)
+    findings += _image("headAmiId", config.head_ami_id, facts.head_image, head, config.head_volume_gib)
     return findings
 
 
@@ -84,7 +84,9 @@ def _quotas(config: ClusterConfig, facts: AccountFacts) -> list[Finding]:
     return findings
 
 
-def _image(key: str, image: Image | None, item: InstanceType, volume_gib: int) -> list[Finding]:
+def _image(key: str, pinned: str, image: Image | None, item: InstanceType, volume_gib: int) -> list[Finding]:
+    if image is None and pinned:
+        return [warning(key, f"{pinned} could not be looked at", "check its architecture and boot mode by hand")]
     if image is None:
         return [error(key, "no image could be found", f"set {key} to an image of this region")]
     findings: list[Finding] = []

@@ -18,6 +18,25 @@ BUCKET = re.compile(r"(?!xn--|sthree-|\d+\.\d+\.\d+\.\d+$)[a-z0-9][a-z0-9-]{1,61
 
 def check(config: ClusterConfig) -> list[Finding]:
     """Findings about the names in the configuration."""
+    findings = _cluster_name(config) + _bucket_name(config)
+    if not REGION.fullmatch(config.region) or config.region.startswith("cn-"):
+        findings.append(
+            error(
+                "aws:region",
+                f"{config.region!r} is not a region of the commercial partition",
+                "set it like us-east-1; the ARNs here are not those of GovCloud or China",
+            )
+        )
+    if not config.owner:
+        findings.append(warning("owner", "nobody is named in the tags", "set owner, so that others know whom to ask"))
+    if not re.fullmatch(r"/[A-Za-z0-9._/-]*[A-Za-z0-9]", config.mount_point):
+        findings.append(
+            error("mountPoint", f"{config.mount_point!r} is not an absolute path", "use a path such as /shared")
+        )
+    return findings
+
+
+def _cluster_name(config: ClusterConfig) -> list[Finding]:
     findings: list[Finding] = []
     if not re.fullmatch(r"[a-z][a-z0-9-]*[a-z0-9]", config.name) or "--" in config.name:
         findings.append(
@@ -35,14 +54,11 @@ def check(config: ClusterConfig) -> list[Finding]:
         findings.append(
             error("name", f"{config.name!r} begins with a word that AWS keeps", f"avoid {', '.join(RESERVED_PREFIXES)}")
         )
-    if not REGION.fullmatch(config.region) or config.region.startswith("cn-"):
-        findings.append(
-            error(
-                "aws:region",
-                f"{config.region!r} is not a region of the commercial partition",
-                "set it like us-east-1; the ARNs here are not those of GovCloud or China",
-            )
-        )
+    return findings
+
+
+def _bucket_name(config: ClusterConfig) -> list[Finding]:
+    findings: list[Finding] = []
     if config.checkpoint_bucket and not BUCKET.fullmatch(config.checkpoint_bucket):
         findings.append(
             error(
@@ -54,11 +70,5 @@ def check(config: ClusterConfig) -> list[Finding]:
     if config.checkpoint_bucket.endswith(("-s3alias", "--ol-s3", "--x-s3")):
         findings.append(
             error("checkpointBucket", "the suffix is reserved by S3", "choose a name without -s3alias, --ol-s3, --x-s3")
-        )
-    if not config.owner:
-        findings.append(warning("owner", "nobody is named in the tags", "set owner, so that others know whom to ask"))
-    if not re.fullmatch(r"/[A-Za-z0-9._/-]*[A-Za-z0-9]", config.mount_point):
-        findings.append(
-            error("mountPoint", f"{config.mount_point!r} is not an absolute path", "use a path such as /shared")
         )
     return findings

@@ -20,7 +20,7 @@ FSX_EFA_FAMILIES = ("p5", "p5e", "p5en", "p6-b200", "p6-b300", "g6e")  # clients
 def check(config: ClusterConfig) -> list[Finding]:
     """Findings about shared storage."""
     if config.shared_storage == "fsx-lustre":
-        return _capacity(config) + _options(config)
+        return _capacity(config) + _version_and_efa(config) + _metadata(config) + _s3_link(config)
     findings: list[Finding] = []
     if config.fsx_efa:
         findings.append(error("fsxEfa", f"sharedStorage is {config.shared_storage}", "set sharedStorage: fsx-lustre"))
@@ -74,7 +74,7 @@ def _capacity(config: ClusterConfig) -> list[Finding]:
     return findings
 
 
-def _options(config: ClusterConfig) -> list[Finding]:
+def _version_and_efa(config: ClusterConfig) -> list[Finding]:
     deployment = config.fsx_deployment
     findings: list[Finding] = []
     if config.fsx_version not in VERSIONS[deployment]:
@@ -102,6 +102,11 @@ def _options(config: ClusterConfig) -> list[Finding]:
         findings.append(
             warning("fsxEfa", f"{item.name} would mount it over TCP", "EFA to FSx is for P5, P6 and g6e nodes")
         )
+    return findings
+
+
+def _metadata(config: ClusterConfig) -> list[Finding]:
+    findings: list[Finding] = []
     if config.fsx_metadata_iops and config.fsx_metadata_iops not in METADATA_IOPS:
         findings.append(
             error(
@@ -110,8 +115,16 @@ def _options(config: ClusterConfig) -> list[Finding]:
                 "use 1500, 3000, 6000 or a multiple of 12000 up to 192000",
             )
         )
-    if config.fsx_metadata_iops and deployment != "PERSISTENT_2":
-        findings.append(error("fsxMetadataIops", f"{deployment} has none", "set it to 0, or use PERSISTENT_2"))
+    if config.fsx_metadata_iops and config.fsx_deployment != "PERSISTENT_2":
+        findings.append(
+            error("fsxMetadataIops", f"{config.fsx_deployment} has none", "set it to 0, or use PERSISTENT_2")
+        )
+    return findings
+
+
+def _s3_link(config: ClusterConfig) -> list[Finding]:
+    deployment = config.fsx_deployment
+    findings: list[Finding] = []
     if config.fsx_s3_prefix and deployment == "PERSISTENT_1":
         findings.append(
             error(

@@ -238,6 +238,11 @@ def test_what_cannot_be_read_is_said_and_does_not_stop():
     assert errors_of(findings) == [] and "AccessDenied" in findings[0].cause
 
 
+def test_a_pinned_image_that_cannot_be_looked_at_only_warns():
+    findings = account_findings({"amiId": "ami-0123456789abcdef0"}, gpu_image=None)
+    assert [(finding.level, finding.key) for finding in findings] == [("warning", "amiId")]
+
+
 def test_quota_need_counts_the_head_apart():
     need = vcpus_needed(parse({**GOOD, "capacity": "spot", "instanceType": "p5.48xlarge"}))
     assert need == {("L-1216C47A",): 2, ("L-C4BD4855", "L-7212CCBC"): 384}
