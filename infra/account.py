@@ -7,7 +7,7 @@ program, and one missing right or one unknown quota must not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
 from infra.catalogue import InstanceType, instance_types
@@ -22,6 +22,13 @@ GPU_PARAMETERS = tuple(
     f"/aws/service/deeplearning/ami/x86_64/{name}-ubuntu-{release}/latest/ami-id"
     for release in ("24.04", "22.04")
     for name in ("base-oss-nvidia-driver-gpu", "base-oss-nvidia-driver")
+)
+BAD_CREDENTIALS = (
+    "AuthFailure",
+    "ExpiredToken",
+    "InvalidClientTokenId",
+    "RequestExpired",
+    "UnrecognizedClientException",
 )
 SPOT_P_CODES = {"p4d": ("L-7212CCBC",), "p4de": ("L-7212CCBC",), "p5": ("L-C4BD4855", "L-7212CCBC")}
 FAMILY_CODES = {"p": ("L-417A185B",), "g": ("L-DB2E81BA",), "standard": ("L-1216C47A",)}
@@ -40,7 +47,10 @@ class Image:
 
 @dataclass(frozen=True)
 class AccountFacts:
-    """What could be read. `unread` names what could not, with the reason; absent entries mean the same."""
+    """What could be read. `unread` names what could not, with the reason; absent entries mean the same.
+
+    `no_entry` is the reason why AWS let us in nowhere (no or expired credentials), else empty.
+    """
 
     zones: tuple[str, ...] = ()
     offered_zones: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -48,6 +58,7 @@ class AccountFacts:
     gpu_image: Image | None = None
     head_image: Image | None = None
     unread: tuple[str, ...] = ()
+    no_entry: str = ""
 
 
 def quota_codes(item: InstanceType, *, spot: bool) -> tuple[str, ...]:
@@ -82,13 +93,21 @@ class _Reader:
 
     def __init__(self) -> None:
         self.unread: list[str] = []
+        self.no_entry = ""
 
     def attempt(self, what: str, read: Callable[[], Result], otherwise: Result) -> Result:
-        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ProfileNotFound
 
         try:
             return read()
+        except (NoCredentialsError, ProfileNotFound) as fault:
+            self.no_entry = str(fault)
+            return otherwise
         except (BotoCoreError, ClientError) as fault:
+            code = fault.response["Error"]["Code"] if isinstance(fault, ClientError) else ""
+            if code in BAD_CREDENTIALS:
+                self.no_entry = str(fault)
+                return otherwise
             self.unread.append(f"{what}: {fault}")
             return otherwise
 
@@ -104,12 +123,12 @@ def read_account(config: ClusterConfig) -> AccountFacts:
         "profile", lambda: boto3.Session(profile_name=config.profile or None, region_name=config.region), None
     )
     if session is None:
-        return AccountFacts(unread=tuple(reader.unread))
+        return AccountFacts(no_entry=reader.no_entry, unread=tuple(reader.unread))
     ec2, ssm, quotas = (session.client(name, config=settings) for name in ("ec2", "ssm", "service-quotas"))
     names = types_of(config)
     item = instance_types()[config.instance_type]
     gpu_parameters = GPU_PARAMETERS if item.has_gpu else UBUNTU_PARAMETERS
-    return AccountFacts(
+    facts = AccountFacts(
         zones=reader.attempt("availability zones", lambda: _zones(ec2), ()),
         offered_zones=reader.attempt("instance type offerings", lambda: _offerings(ec2, names), {}),
         quotas_vcpus=_quotas(quotas, config, reader),
@@ -117,8 +136,8 @@ def read_account(config: ClusterConfig) -> AccountFacts:
             ec2, ssm, config.ami_id, [config.ami_parameter] if config.ami_parameter else gpu_parameters, reader
         ),
         head_image=_image(ec2, ssm, config.head_ami_id, UBUNTU_PARAMETERS, reader),
-        unread=tuple(reader.unread),
     )
+    return replace(facts, unread=tuple(reader.unread), no_entry=reader.no_entry)
 
 
 def _zones(ec2: Client) -> tuple[str, ...]:

@@ -12,6 +12,11 @@ QUOTA_REMEDY = "request an increase in Service Quotas (days for P types), choose
 
 def check(config: ClusterConfig, facts: AccountFacts) -> list[Finding]:
     """Findings about zones, quotas and images. What could not be read becomes one warning each."""
+    if facts.no_entry:
+        remedy = (
+            "log in (`aws sso login`, `aws configure`), or set aws:profile; `aws sts get-caller-identity` must answer"
+        )
+        return [error("aws:profile", f"AWS does not let us in: {facts.no_entry}", remedy)]
     findings = [
         warning("accountChecks", f"could not read {what}", "grant the read right, or check it by hand")
         for what in facts.unread

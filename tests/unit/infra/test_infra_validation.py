@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from infra.account import AccountFacts, Image, pick_zone
+from infra.account import AccountFacts, Image, pick_zone, read_account
 from infra.check import main as check_main
 from infra.config import ClusterConfig, camel_keys, from_strings, load_stack_file, parse, project_file, schema_block
 from infra.findings import InfraError, errors_of
@@ -236,6 +236,21 @@ def test_account_faults(overrides, facts, key, message):
 def test_what_cannot_be_read_is_said_and_does_not_stop():
     findings = account_findings({}, unread=("quota L-417A185B: AccessDenied",), quotas_vcpus={})
     assert errors_of(findings) == [] and "AccessDenied" in findings[0].cause
+
+
+def test_without_credentials_only_that_is_said():
+    (finding,) = account_findings({}, no_entry="Unable to locate credentials", unread=("zones: x",))
+    assert finding.level == "error" and "aws sts get-caller-identity" in finding.remedy
+
+
+def test_no_credentials_are_noticed_when_reading(monkeypatch, tmp_path):
+    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(key, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    assert "credentials" in read_account(parse(GOOD)).no_entry
+    assert "nobody" in read_account(parse({**GOOD, "profile": "nobody"})).no_entry
 
 
 def test_a_pinned_image_that_cannot_be_looked_at_only_warns():
