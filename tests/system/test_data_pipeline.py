@@ -212,5 +212,5 @@ def test_a_public_domain_bible(tmp_path, form):
     shown = run([sys.executable, "-m", "training.data", "inspect", str(tmp_path / "out")]).stdout
     assert "most frequent tokens" in shown
     rows = np.concatenate(list(open_dataset(tmp_path / "out").blocks()))
-    assert rows.size > 500_000 and len(np.unique(rows)) > 500
+    assert rows.size > 500_000 and len(np.unique(rows)) > 400
     assert run([sys.executable, "-m", "training.data", "verify", str(tmp_path / "out")]).returncode == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -57,9 +56,3 @@ def token_id(tokenizer: Tokenizer, token: str, key: str) -> int:
     if found is None:
         raise UsageError(f"the tokenizer has no token {token!r}", f"set prepare.{key} to a token it has")
     return int(found)
-
-
-def single_threaded() -> None:
-    """Keeps the tokenizer to one thread in this process: the workers already use every CPU."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    os.environ["RAYON_NUM_THREADS"] = "1"

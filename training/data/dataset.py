@@ -43,6 +43,7 @@ class TokenDataset:
         self._shards = manifest.splits[split]
         counts = np.fromiter((shard.sequences for shard in self._shards), dtype=np.int64, count=len(self._shards))
         self._ends = np.cumsum(counts)
+        self._starts = np.append(self._ends - counts, 0)
         self._format = get_format(manifest.format)
         self._layout = ShardLayout(manifest.sequence_length + 1, manifest.token_dtype)
         self._store = store or LocalFolder(folder)
@@ -86,18 +87,28 @@ class TokenDataset:
     def read(self, indices: Int64Array) -> TokenArray:
         """The sequences numbered `indices`, shape [len(indices), sequence_length + 1]. Raises DataError."""
         shards = np.searchsorted(self._ends, indices, side="right")
-        touched = set(shards.tolist())
-        if len(touched) == 1:
-            return self._take(touched.pop(), indices)
+        inside = (indices - self._starts[shards]).tolist()
+        places: dict[int, list[int]] = {}
+        for place, shard in enumerate(shards.tolist()):
+            places.setdefault(shard, []).append(place)
         rows = np.empty((len(indices), self._layout.tokens), dtype=self._layout.dtype)
-        for shard in sorted(touched):
-            wanted = np.flatnonzero(shards == shard)
-            rows[wanted] = self._take(shard, indices[wanted])
+        for shard, wanted in places.items():
+            reader = self._reader(shard)
+            if len(wanted) == 1:  # usual where there are many shards: straight into its row
+                reader.take([inside[wanted[0]]], rows[wanted[0] : wanted[0] + 1])
+            else:
+                rows[wanted] = reader.take([inside[place] for place in wanted])
         return rows
 
-    def _take(self, shard: int, indices: Int64Array) -> TokenArray:
-        first = int(self._ends[shard - 1]) if shard else 0
-        return self._reader(shard).take(indices - first)
+    def _open_shard(self, shard: ShardEntry) -> ShardReader:
+        path = self._store.path(shard)
+        try:
+            return self._format.open_reader(path, self._layout, self._verify)
+        except DataError:
+            if path.exists() or isinstance(self._store, LocalFolder):
+                raise
+            # Another process made room in the cache between our two steps.
+            return self._format.open_reader(self._store.path(shard), self._layout, self._verify)
 
     def blocks(self, sequences: int = 1024) -> Iterable[TokenArray]:
         """All sequences in storage order, `sequences` at a time (fewer at the end of a shard)."""
@@ -117,7 +128,7 @@ class TokenDataset:
             self._open.move_to_end(number)
             return self._open[number]
         shard = self._shards[number]
-        reader = self._format.open_reader(self._store.path(shard), self._layout, self._verify)
+        reader = self._open_shard(shard)
         if len(reader) != shard.sequences:
             raise DataError(
                 f"{self.folder / shard.file} holds {len(reader)} sequences, the manifest says {shard.sequences}",

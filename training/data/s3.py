@@ -13,8 +13,14 @@ from training.errors import DataError, UsageError
 
 PREFIX = "s3://"
 _ATTEMPTS = 5
+_REMEDY = "check the address, the credentials (aws sts get-caller-identity) and the network"
 FIRST_PAUSE_S = 0.5
+_PASSING_STATUS = (408, 429)  # of the 4xx answers only these are worth another try
 Result = TypeVar("Result")
+
+
+class TransientError(DataError):
+    """A fault of network, store or transfer that may be gone at the next try."""
 
 
 class S3Object(NamedTuple):
@@ -97,7 +103,7 @@ def download(url: str, path: Path, check: Callable[[Path], str | None] = lambda 
                 while piece := body.read(1 << 20):
                     stream.write(piece)
         if fault := check(temporary):
-            raise DataError(f"{url}: {fault} after download", "fab data.verify checks the dataset in the object store")
+            raise TransientError(f"{url}: {fault} after download", "upload this shard again from a copy that verifies")
         temporary.replace(path)
 
     try:
@@ -107,24 +113,26 @@ def download(url: str, path: Path, check: Callable[[Path], str | None] = lambda 
 
 
 def retry(action: Callable[[], Result], attempts: int = _ATTEMPTS) -> Result:
-    """Result of `action`; a DataError is tried again, with pauses that double, `attempts` times in all."""
+    """Result of `action`; a TransientError is tried again, with pauses that double, `attempts` times in all."""
     for number in range(attempts - 1):
         try:
             return action()
-        except DataError:
+        except TransientError:
             time.sleep(FIRST_PAUSE_S * 2**number)
     return action()
 
 
 @contextlib.contextmanager
 def _errors(url: str) -> Iterator[None]:
-    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
 
     try:
         yield
-    except (ClientError, BotoCoreError) as error:
-        raise DataError(
-            f"{url}: {error}", "check the address, the credentials (aws sts get-caller-identity) and the network"
-        ) from None
-    except (ConnectionError, TimeoutError) as error:
-        raise DataError(f"{url}: connection lost: {error}", "check the network and run the command again") from None
+    except ClientError as error:
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
+        kind = DataError if 400 <= status < 500 and status not in _PASSING_STATUS else TransientError
+        raise kind(f"{url}: {error}", _REMEDY) from None
+    except (NoCredentialsError, PartialCredentialsError) as error:
+        raise DataError(f"{url}: {error}", _REMEDY) from None
+    except (BotoCoreError, ConnectionError, TimeoutError) as error:
+        raise TransientError(f"{url}: {error}", _REMEDY) from None

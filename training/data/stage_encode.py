@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from training.config.prepare import PrepareSection
-from training.data.bpe import load_tokenizer, single_threaded, token_id
-from training.data.files import atomic_file
+from training.data.bpe import load_tokenizer, token_id
+from training.data.files import atomic_file, sha256_of
 from training.data.formats import ShardLayout, ShardWriter, TokenArray, get_format
 from training.data.manifest import ShardEntry
 from training.data.packing import TokenDocument, pack
@@ -94,7 +94,7 @@ def _training_documents(
 
 def _encoded(documents: Iterable[CleanDocument], task: EncodeTask) -> Iterator[tuple[CleanDocument, npt.NDArray[Any]]]:
     """Each document with its token ids, the begin token first."""
-    tokenizer, begin, _ = _tokenizer(task.tokenizer, task.settings.begin_token, task.settings.pad_token)
+    tokenizer, begin, _ = _tokenizer(task.tokenizer, task.settings)
     dtype = token_dtype(tokenizer.get_vocab_size())
     for batch in _batches(documents):
         encodings = tokenizer.encode_batch_fast([document.text for document in batch], add_special_tokens=False)
@@ -106,9 +106,13 @@ def _encoded(documents: Iterable[CleanDocument], task: EncodeTask) -> Iterator[t
             yield document, tokens
 
 
+def _tokenizer(path: Path, settings: PrepareSection) -> tuple[Any, int, int]:
+    """The tokenizer with its begin and pad token (-1: none). Loaded once a process and content."""
+    return _load(path, sha256_of(path), settings.begin_token, settings.pad_token)
+
+
 @lru_cache(maxsize=1)
-def _tokenizer(path: Path, begin_token: str, pad_token: str) -> tuple[Any, int, int]:
-    single_threaded()
+def _load(path: Path, digest: str, begin_token: str, pad_token: str) -> tuple[Any, int, int]:
     tokenizer = load_tokenizer(path)
     # Text that happens to contain the spelling of a special token stays text.
     tokenizer.encode_special_tokens = True
@@ -133,7 +137,7 @@ def write_shards(
     documents: Iterable[TokenDocument], settings: PrepareSection, out: Path, prefix: str, tokenizer: Path
 ) -> list[ShardEntry]:
     """Packs documents and writes them as shards `prefix`-00, -01, ... of at most about settings.shard_bytes."""
-    model, _, pad = _tokenizer(tokenizer, settings.begin_token, settings.pad_token)
+    model, _, pad = _tokenizer(tokenizer, settings)
     if settings.packing == "best_fit":
         pad = token_id(model, settings.pad_token, "pad_token")
     layout = ShardLayout(settings.sequence_length + 1, token_dtype(model.get_vocab_size()))

@@ -33,7 +33,7 @@ def run_tasks(function: Callable[[Task], Result], tasks: Iterable[Task], workers
     # Not fork: the parent may hold threads (progress, torch) whose locks a child would inherit.
     context = multiprocessing.get_context("forkserver")
     waiting = iter(tasks)
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker) as pool:
         running: set[Future[Result]] = {pool.submit(function, task) for task in itertools.islice(waiting, 2 * workers)}
         try:
             while running:
@@ -50,8 +50,13 @@ def run_tasks(function: Callable[[Task], Result], tasks: Iterable[Task], workers
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _end_with_parent() -> None:
-    """A worker waits for tasks on a pipe that it holds open itself: without this it would survive a killed parent."""
+def _begin_worker() -> None:
+    """Ties a worker to its parent and to one CPU.
+
+    It waits for tasks on a pipe that it holds open itself: without a watch it would survive a parent that was killed.
+    """
+    # The tokenizer's own threads would compete with the other workers.
+    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 from training.errors import UsageError
@@ -41,8 +40,11 @@ class ShardReader(Protocol):
         """
         ...
 
-    def take(self, indices: npt.NDArray[np.int64]) -> TokenArray:
-        """The sequences at `indices`, shape [len(indices), tokens], checksums verified. Raises DataError."""
+    def take(self, indices: Sequence[int], out: TokenArray | None = None) -> TokenArray:
+        """The sequences at `indices`, shape [len(indices), tokens], checksums verified, written to `out` if given.
+
+        Raises DataError.
+        """
         ...
 
     def close(self) -> None:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 
 from training.data.files import sha256_of, storage_errors
 from training.data.formats import ShardFormat, ShardLayout, TokenArray
@@ -93,6 +92,7 @@ class HDF5Reader:
             raise DataError(f"{path}: not a readable HDF5 file: {_one_line(error)}", _REMEDY) from None
         try:
             self._data = self._open_dataset()
+            self._count = int(self._data.shape[0])  # h5py asks the library each time
         except BaseException:
             self._file.close()
             raise
@@ -118,7 +118,7 @@ class HDF5Reader:
         return data
 
     def __len__(self) -> int:
-        return int(self._data.shape[0])
+        return self._count
 
     def read(self, start: int, stop: int) -> TokenArray:
         """Sequences start..stop-1, shape [stop - start, tokens]. Raises DataError."""
@@ -129,17 +129,18 @@ class HDF5Reader:
             raise self._bad_rows(range(start, stop), error) from None
         return self._typed(rows, start)
 
-    def take(self, indices: npt.NDArray[np.int64]) -> TokenArray:
-        """The sequences at `indices`, shape [len(indices), tokens]. Raises DataError."""
-        if indices.size:
-            self._check_range(int(indices.min()), int(indices.max()) + 1)
-        rows = np.empty((len(indices), self._layout.tokens), dtype=self._data.dtype)
-        for row, index in enumerate(indices.tolist()):
+    def take(self, indices: Sequence[int], out: TokenArray | None = None) -> TokenArray:
+        """The sequences at `indices`, shape [len(indices), tokens], in `out` if given. Raises DataError."""
+        if len(indices):
+            self._check_range(min(indices), max(indices) + 1)
+        rows = np.empty((len(indices), self._layout.tokens), dtype=self._layout.dtype) if out is None else out
+        for row, index in enumerate(indices):
             try:
-                rows[row] = self._data[index]
+                sequence = self._data[int(index)]
             except (OSError, RuntimeError, ValueError, MemoryError) as error:
                 raise self._bad_rows(range(index, index + 1), error) from None
-        return self._typed(rows, int(indices[0]) if indices.size else 0)
+            rows[row] = self._typed(sequence, index)
+        return rows
 
     def close(self) -> None:
         """Lets go of the file."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ SUFFIX = ".tfrecord"
 INDEX_SUFFIX = ".tfindex"
 _HEADER_BYTES = 12
 _FOOTER_BYTES = 4
+_MASK_DELTA = 0xA282EAD8
 _REMEDY = "fetch or prepare this shard again; fab data.verify lists every damaged shard"
 
 
@@ -39,7 +41,7 @@ def masked_crc32c(data: Any) -> int:
 
 def mask_crc(crc: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     """TFRecord's mask, elementwise; it keeps a checksum of data that contains checksums useful."""
-    return ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(0xA282EAD8)
+    return ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(_MASK_DELTA)
 
 
 def record_header(length: int) -> bytes:
@@ -108,6 +110,7 @@ class TFRecordReader:
         token_bytes = layout.tokens * self._dtype.itemsize
         prefix = example_prefix(token_bytes)
         self._head = np.frombuffer(record_header(len(prefix) + token_bytes) + prefix, dtype=np.uint8)
+        self._head_bytes = self._head.tobytes()
         self._stride = len(self._head) + token_bytes + _FOOTER_BYTES
         count, rest = divmod(len(self._bytes), self._stride)
         if rest or not np.array_equal(self._bytes[: len(self._head)], self._head):
@@ -122,17 +125,36 @@ class TFRecordReader:
         """Sequences start..stop-1, shape [stop - start, tokens]. Raises DataError."""
         self._check_range(start, stop)
         if self._offsets is not None:
-            return self._parse_records(np.arange(start, stop))
+            return self._parse_records(range(start, stop))
         block = self._bytes[start * self._stride : stop * self._stride].reshape(-1, self._stride)
         return self._tokens(block, np.arange(start, stop))
 
-    def take(self, indices: npt.NDArray[np.int64]) -> TokenArray:
-        """The sequences at `indices`, shape [len(indices), tokens]. Raises DataError."""
-        if indices.size:
-            self._check_range(int(indices.min()), int(indices.max()) + 1)
+    def take(self, indices: Sequence[int], out: TokenArray | None = None) -> TokenArray:
+        """The sequences at `indices`, shape [len(indices), tokens], in `out` if given. Raises DataError."""
+        if len(indices):
+            self._check_range(min(indices), max(indices) + 1)
+        rows = np.empty((len(indices), self._layout.tokens), dtype=self._dtype) if out is None else out
         if self._offsets is not None:
-            return self._parse_records(indices)
-        return self._tokens(self._bytes.reshape(-1, self._stride)[indices], indices)
+            rows[:] = self._parse_records(indices)
+            return rows
+        target = rows.view(np.uint8)
+        for row, index in enumerate(indices):
+            target[row] = self._token_bytes(index)
+        return rows
+
+    def _token_bytes(self, index: int) -> npt.NDArray[np.uint8]:
+        """Tokens of one record as bytes of the file. Few operations: this is the way of every random read."""
+        start = index * self._stride
+        stop = start + self._stride - _FOOTER_BYTES
+        head = start + len(self._head)
+        if self._map[start:head] != self._head_bytes:
+            self._name_bad_record(index)
+        if self._verify:
+            crc = google_crc32c.value(self._bytes[start + _HEADER_BYTES : stop])
+            masked = (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
+            if masked != int.from_bytes(self._map[stop : stop + _FOOTER_BYTES], "little"):
+                self._name_bad_record(index)
+        return self._bytes[head:stop]
 
     def close(self) -> None:
         """Lets go of file and memory."""
@@ -165,7 +187,7 @@ class TFRecordReader:
         self._payload(offset, index)
         raise DataError(f"{self._path}: record {index} at offset {offset}: unexpected content", _REMEDY)
 
-    def _parse_records(self, indices: npt.NDArray[np.int64]) -> TokenArray:
+    def _parse_records(self, indices: Sequence[int]) -> TokenArray:
         assert self._offsets is not None
         rows = np.empty((len(indices), self._layout.tokens), dtype=self._dtype)
         for row, index in enumerate(indices):

@@ -196,3 +196,11 @@ def test_a_shard_lost_between_two_runs_is_made_again(corpus, tmp_path, monkeypat
     shutil.rmtree(out / "train")
     prepare([str(corpus)], out, small_settings())
     assert len(open_dataset(out)) > 10
+
+
+def test_another_tokenizer_under_the_same_name_is_noticed(corpus, tmp_path):
+    first = prepare([str(corpus)], tmp_path / "out", small_settings(vocab_size=300)).manifest
+    shutil.rmtree(tmp_path / "out")
+    second = prepare([str(corpus)], tmp_path / "out", small_settings(vocab_size=350)).manifest
+    assert (first.vocab_size, second.vocab_size) == (300, 350)
+    assert max(int(block.max()) for block in open_dataset(tmp_path / "out").blocks()) >= 300
