@@ -61,6 +61,9 @@ class TokenDataset:
         row: TokenArray = self.read(np.array([index % len(self)], dtype=np.int64))[0]
         return row
 
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), "_open": OrderedDict()}  # another process opens the shards for itself
+
     @property
     def sequence_length(self) -> int:
         """Tokens a model sees at once: one less than a stored sequence."""

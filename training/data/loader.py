@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from training.data.dataset import label_mask
 from training.data.formats import TokenArray
 from training.data.order import Cursor, Int64Array, rank_positions, split_by_epoch
+from training.errors import LoopworksError
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -49,10 +50,10 @@ class MicroBatchLoader:
 
     def __next__(self) -> Batch:
         started = time.perf_counter()
-        input_ids, labels = next(self._batches)
+        batch = _checked(next(self._batches))
         self.wait_s += time.perf_counter() - started
         self.batches += 1
-        return input_ids, labels
+        return batch
 
 
 def make_loader(
@@ -99,7 +100,7 @@ def make_evaluation_loader(
     total = len(dataset) if max_sequences is None else min(max_sequences, len(dataset))
     mine = list(range(rank, total, world_size))
     batches = [mine[start : start + batch_size] for start in range(0, len(mine), batch_size)]
-    return iter(_torch_loader(dataset, batches, num_workers, pin_memory, 4))
+    return map(_checked, _torch_loader(dataset, batches, num_workers, pin_memory, 4))
 
 
 class _Rows:
@@ -108,12 +109,16 @@ class _Rows:
     def __init__(self, source: OrderedDataset) -> None:
         self._source = source
 
-    def __getitems__(self, indices: list[int]) -> Batch:
-        rows = self._source.read(np.asarray(indices, dtype=np.int64)).astype(np.int64)
+    def __getitems__(self, indices: list[int]) -> Batch | LoopworksError:
+        try:
+            rows = self._source.read(np.asarray(indices, dtype=np.int64)).astype(np.int64)
+        except LoopworksError as error:
+            # Raised in a worker it would come out wrapped in a traceback; as a value it stays what it is.
+            return error
         labels = label_mask(rows, self._source.pad_token_id)
         return torch.from_numpy(np.ascontiguousarray(rows[:, :-1])), torch.from_numpy(labels)
 
-    def __getitem__(self, index: int) -> Batch:
+    def __getitem__(self, index: int) -> Batch | LoopworksError:
         return self.__getitems__([index])
 
 
@@ -176,5 +181,11 @@ def _torch_loader(
     )
 
 
-def _as_is(batch: Batch) -> Batch:
+def _as_is(batch: Any) -> Any:
+    return batch
+
+
+def _checked(batch: Batch | LoopworksError) -> Batch:
+    if isinstance(batch, LoopworksError):
+        raise batch
     return batch

@@ -1,6 +1,7 @@
 """Manifest and dataset: counts, hashes, order over shards, mixtures, and a hundred thousand shards."""
 
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -39,6 +40,13 @@ def test_few_shards_are_open_at_a_time(prepared):
     assert np.array_equal(dataset[0], rows[0])
     dataset.close()
     assert not dataset._open
+
+
+def test_a_dataset_goes_to_another_process_with_its_shards_closed(prepared):
+    dataset = open_dataset(prepared)
+    first = dataset[0]
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert not copy._open and np.array_equal(copy[0], first)
 
 
 def test_a_manifest_comes_back_as_it_was_written(tmp_path):

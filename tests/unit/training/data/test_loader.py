@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from training.data import open_dataset
 from training.data.loader import make_evaluation_loader, make_loader
 from training.data.order import Cursor, samples
-from training.errors import UsageError
+from training.errors import DataError, UsageError
 
 
 class Numbered:
@@ -78,6 +79,31 @@ def test_worker_processes_read_the_same_in_the_same_order():
     assert read_global(dataset, Cursor(1, 3), 3, world=1, micro=3, workers=2) == read_global(
         dataset, Cursor(1, 3), 3, world=1, micro=3
     )
+
+
+def test_worker_processes_open_shards_for_themselves(prepared):
+    dataset = open_dataset(prepared)
+    dataset.read(np.arange(len(dataset)))  # the handles of this process are open when the workers begin
+    options = {"seed": 3, "cursor": Cursor(), "global_batch_size": 8, "micro_batch_size": 4}
+    forked, here = make_loader(dataset, **options, num_workers=2), make_loader(dataset, **options)
+    for _ in range(12):
+        assert all(map(torch.equal, next(forked), next(here)))
+
+
+class Damaged(Numbered):
+    def read(self, indices):
+        raise DataError("shard.tfrecord: record 3 at offset 99: checksum of payload is wrong", "fetch it again")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_shard_is_told_plainly_from_a_worker_too(workers):
+    options = {"seed": 0, "cursor": Cursor(), "global_batch_size": 2, "micro_batch_size": 2}
+    with pytest.raises(DataError) as caught:
+        next(make_loader(Damaged(10), **options, num_workers=workers))
+    assert str(caught.value) == str(caught.value.cause) + "\n  next: fetch it again"
+    assert caught.value.cause.startswith("shard.tfrecord: record 3 at offset 99")
+    with pytest.raises(DataError, match="record 3"):
+        next(make_evaluation_loader(Damaged(10), batch_size=2, num_workers=workers))
 
 
 def test_waiting_is_measured():
