@@ -88,6 +88,27 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(library_text, tmp_pa
     assert files_of(out) == files_of(tmp_path / "one")
 
 
+def test_an_interrupt_ends_it_at_once_and_the_next_run_goes_on(library_text, tmp_path):
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        command(out, library_text, "--workers", "2", *OFF),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list(out.glob(".work/clean/*.json")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    workers = processes_of(process.pid)
+    os.killpg(process.pid, signal.SIGINT)  # what a terminal does
+    error = process.communicate(timeout=20)[1]
+    assert process.returncode == 130, error
+    assert "interrupted; run the command again to go on" in error and "Traceback" not in error
+    assert not psutil.wait_procs(workers, timeout=20)[1]
+    assert run(command(out, library_text, "--workers", "2", *OFF)).returncode == 0
+
+
 PEAK_OF_MAIN = """
 import sys
 from training.data.__main__ import main

@@ -6,6 +6,7 @@ They import no torch.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -136,4 +137,9 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if code == EXIT_INTERRUPTED:
+        # A normal exit would wait until the workers have finished their parts; they end when this process does.
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
