@@ -33,13 +33,31 @@ def _exits_cleanly(body: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+_NODES_HELP = {
+    "nodes": "where to train: a,b,c or gpu[01-16] or @file; left out: this machine, one rank a GPU, or 2 without a GPU",
+    "inventory": "take the nodes from an Ansible inventory instead",
+    "limit": "only this group or pattern of the inventory",
+    "spares": "nodes that step in for those that fail",
+    "port": "port of the rendezvous on the first node (default: a free one)",
+    "python": "Python on the nodes (default: this one's path, else that of the playbooks)",
+    "ssh-config": "ssh configuration file (default: ~/.ssh/config)",
+    "config": "configuration file (default: config.yaml)",
+    "set": "override one key, for example --set training.max_steps=100; may be given several times",
+}
+_START_HELP = _NODES_HELP | {
+    "min-nodes": "go on with so many when nodes fail and no spare is left (default: all)",
+    "restarts": "how often the run may be started again after faults (default 3)",
+    "hang-timeout": "seconds without a step after which a rank counts as hung (default 300)",
+    "env": "NAME=VALUE for the ranks, over what is derived; may be given several times",
+    "backend": "ssh (one torchrun a node) or mpirun",
+}
+
+
 @task(
-    iterable=["set"],
+    iterable=["set", "env"],
     optional=["resume"],
-    help={
-        "nodes": "where to train; left out: on this machine, one rank a GPU, or 2 ranks without a GPU",
-        "config": "configuration file (default: config.yaml)",
-        "set": "override one key, for example --set training.max_steps=100; may be given several times",
+    help=_START_HELP
+    | {
         "name": "name of the run and of its folder (default: date and time)",
         "resume": "go on with this run (without a value: the newest) from its newest checkpoint that verifies",
         "dry-run": "print the plan and what would run, then stop",
@@ -50,6 +68,17 @@ def _exits_cleanly(body: Callable[..., Any]) -> Callable[..., Any]:
 def train(
     c: Context,
     nodes: str | None = None,
+    inventory: str | None = None,
+    limit: str | None = None,
+    spares: str | None = None,
+    min_nodes: int = 0,
+    restarts: int = 3,
+    hang_timeout: int = 300,
+    port: int = 0,
+    python: str | None = None,
+    ssh_config: str | None = None,
+    env: list[str] | None = None,
+    backend: str = "ssh",
     config: str | None = None,
     set: list[str] | None = None,  # noqa: A002 (the flag's name)
     name: str | None = None,
@@ -57,15 +86,20 @@ def train(
     dry_run: bool = False,
     json: bool = False,
 ) -> None:
-    """Train the model of a configuration, or go on with a run."""
-    from launch.present import print_json, print_plan
-    from launch.request import TrainRequest, prepare_run
-    from launch.train import train as run_training
+    """Train the model of a configuration, here or on nodes, or go on with a run."""
+    from launch.cluster import ClusterRequest
+    from launch.present import print_json, print_line, print_plan
+    from launch.request import TrainRequest
+    from launch.start import prepare, start
 
     # A flag that may stand alone: --resume is the newest run.
     going_on = "" if resume is True else resume
-    request = TrainRequest(config, tuple(set or ()), name, nodes, going_on, console=not json)
-    prepared = prepare_run(request)
+    request = TrainRequest(config, tuple(set or ()), name, going_on, console=not json)
+    cluster = ClusterRequest(
+        nodes, inventory, limit, spares, min_nodes or None, restarts, hang_timeout, port or None, python, ssh_config,
+        tuple(env or ()), backend,
+    )  # fmt: skip
+    prepared = prepare(request, cluster, dry_run)
     if dry_run:
         specs = prepared.specs("runs/NAME", console=not json)
         if json:
@@ -75,7 +109,63 @@ def train(
         return
     if not json:
         print_plan(prepared.plan)
-    result = run_training(request, prepared)
+    result = start(request, cluster, prepared, (lambda line: None) if json else print_line)
+    if json:
+        print_json(result)
+
+
+@task(iterable=["set"], help=_NODES_HELP | {"json": "print JSON"})
+@_exits_cleanly
+def preflight(
+    c: Context,
+    nodes: str | None = None,
+    inventory: str | None = None,
+    limit: str | None = None,
+    spares: str | None = None,
+    port: int = 0,
+    python: str | None = None,
+    ssh_config: str | None = None,
+    config: str | None = None,
+    set: list[str] | None = None,  # noqa: A002
+    json: bool = False,
+) -> int:
+    """Look at every node before a run: all findings in one table. Exit code 3 when one fails."""
+    from launch.cluster import ClusterRequest
+    from launch.cluster import preflight as check_nodes
+    from launch.present import print_findings, print_json
+    from launch.request import TrainRequest
+
+    cluster = ClusterRequest(nodes, inventory, limit, spares, port=port or None, python=python, ssh_config=ssh_config)
+    report = check_nodes(TrainRequest(config, tuple(set or ())), cluster)
+    if json:
+        print_json(report.as_json())
+    else:
+        print_findings(report.findings)
+    return report.exit_code
+
+
+@task(help={"run": "name of the run (default: the newest)", "dir": "folder of the runs", "json": "print the result"})
+@_exits_cleanly
+def attach(c: Context, run: str | None = None, dir: str = "runs", json: bool = False) -> None:  # noqa: A002
+    """Follow a run on nodes again; starts its supervisor when that is gone."""
+    from launch.present import print_json, print_line
+    from launch.runs import find_run
+    from launch.start import attach as attach_to
+
+    result = attach_to(find_run(dir, run), (lambda line: None) if json else print_line)
+    if json:
+        print_json(result)
+
+
+@task(help={"run": "name of the run (default: the newest)", "dir": "folder of the runs", "json": "print the result"})
+@_exits_cleanly
+def resume(c: Context, run: str | None = None, dir: str = "runs", json: bool = False) -> None:  # noqa: A002
+    """Go on with a run that ended, where and as it was started, from its newest checkpoint that verifies."""
+    from launch.present import print_json, print_line
+    from launch.runs import find_run
+    from launch.start import resume as resume_run
+
+    result = resume_run(find_run(dir, run), (lambda line: None) if json else print_line)
     if json:
         print_json(result)
 
@@ -125,8 +215,8 @@ def logs(c: Context, run: str | None = None, follow: bool = False, rank: str | N
 @_exits_cleanly
 def stop(c: Context, run: str | None = None, dir: str = "runs") -> None:  # noqa: A002
     """Ask a run to save and leave; end what is left of it."""
-    from launch.observe import stop as stop_run
     from launch.runs import find_run
+    from launch.start import stop as stop_run
 
     print(stop_run(find_run(dir, run)))
 
@@ -298,6 +388,6 @@ def data_inspect(c: Context, path: str, index: int = -1, split: str | None = Non
     return inspect(path, index=None if index < 0 else index, split=split)
 
 
-namespace = Collection(train, status, logs, stop, generate)
+namespace = Collection(train, preflight, attach, resume, status, logs, stop, generate)
 namespace.add_collection(Collection("checkpoints", checkpoints_list, checkpoints_fetch, checkpoints_prune))
 namespace.add_collection(Collection("data", data_prepare, data_verify, data_inspect))

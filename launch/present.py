@@ -14,11 +14,28 @@ from rich.table import Table
 from launch.backends.base import LaunchSpec
 from launch.checkpoints import Listing
 from launch.plan import RunPlan
+from launch.preflight import Finding
 
 
 def print_json(value: Any) -> None:
     """Prints a value as JSON on standard output."""
     print(json.dumps(value, indent=1))
+
+
+def print_line(line: str) -> None:
+    """Prints a line of a log as it is."""
+    print(line, flush=True)
+
+
+def print_findings(findings: Sequence[Finding]) -> None:
+    """Prints what preflight found: one line a check and node, faults last, where they are seen."""
+    order = {"ok": 0, "warn": 1, "fail": 2}
+    table = Table(title="preflight", title_justify="left")
+    for column in ("", "check", "node", "found", "next step"):
+        table.add_column(column, overflow="fold")
+    for finding in sorted(findings, key=lambda finding: order[finding.level]):
+        table.add_row(finding.level, finding.check, finding.node, finding.message, finding.remedy)
+    Console().print(table)
 
 
 def print_error(error: Exception) -> None:

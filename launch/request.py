@@ -30,7 +30,6 @@ class TrainRequest:
     config: str | None = None
     overrides: tuple[str, ...] = ()
     name: str | None = None
-    nodes: str | None = None
     resume: str | None = None
     console: bool = True
 
@@ -56,21 +55,21 @@ class PreparedRun:
 
 
 def prepare_run(request: TrainRequest) -> PreparedRun:
-    """Reads the configuration and plans the run. Raises UsageError and ConfigError."""
-    if request.nodes is not None and request.nodes not in ("localhost", "127.0.0.1"):
-        raise UsageError(
-            f"--nodes {request.nodes}: this version trains on the machine where it is called",
-            "leave --nodes out, or call fab train on the node itself",
-        )
+    """Reads the configuration and plans the run on this machine. Raises UsageError and ConfigError."""
+    config, folder = read_config(request)
+    directory = dataset_directory(config)
+    plan = build_plan(config, [local_facts()], dataset_facts(directory))
+    return PreparedRun(config, plan, directory, folder, resume=folder is not None)
+
+
+def read_config(request: TrainRequest) -> tuple[RunConfig, RunFolder | None]:
+    """Returns the configuration and, for a run that goes on, its folder. Raises UsageError and ConfigError."""
     folder = None if request.resume is None else resumable_run(request)
     overrides = list(request.overrides)
     if request.name is not None:
         overrides.append(f"run.name={json.dumps(request.name)}")
     source = folder.config if folder is not None else request.config or DEFAULT_CONFIG
-    config = load_config(source, overrides)
-    directory = dataset_directory(config)
-    plan = build_plan(config, [local_facts()], dataset_facts(directory))
-    return PreparedRun(config, plan, directory, folder, resume=folder is not None)
+    return load_config(source, overrides), folder
 
 
 def resumable_run(request: TrainRequest) -> RunFolder:

@@ -25,6 +25,7 @@ from training.distributed import RankInfo, join, leave
 from training.engine import Engine, EngineSettings
 from training.errors import EXIT_OK, ConfigError
 from training.evaluation import Evaluator
+from training.heartbeat import Pulse
 from training.preemption import MetadataWatcher, StopFlag, exit_code, signals_request_stop
 from training.process import log_to
 from training.records import RunFolder
@@ -62,15 +63,17 @@ def read_job(run: RunFolder) -> Job:
 def run_rank(run: RunFolder, terminal: TextIO) -> int:
     """Does the job of this rank and returns its exit code. Raises LoopworksError."""
     job = read_job(run)
+    pulse = Pulse(run, int(os.environ["RANK"]))
     distributed = job.config.distributed
     rank = join(job.plan["backend"], distributed.init_method, job.plan["device"], distributed.timeout_s)
-    code = _train(job, run, rank, terminal)
+    code = _train(job, run, rank, terminal, pulse)
     # Only after success: with a rank gone, leaving would wait for it.
     leave()
+    pulse.ended()
     return code
 
 
-def _train(job: Job, run: RunFolder, rank: RankInfo, terminal: TextIO) -> int:
+def _train(job: Job, run: RunFolder, rank: RankInfo, terminal: TextIO, pulse: Pulse) -> int:
     began = time.time()
     train_set, held_out = open_dataset(job.dataset_dir, "train"), open_dataset(job.dataset_dir, "validation")
     _check_vocabulary(job, train_set.manifest.vocab_size)
@@ -88,7 +91,7 @@ def _train(job: Job, run: RunFolder, rank: RankInfo, terminal: TextIO) -> int:
         evaluator=evaluator,
         safety=safety,
         flag=flag,
-        callbacks=_callbacks(run, rank, terminal),
+        callbacks=[pulse, *_callbacks(run, rank, terminal)],
         peak_flop_per_s=job.plan["peak_flop_per_s"],
     )
     if job.plan["resume"]:

@@ -1,0 +1,64 @@
+"""The root tree that all test hosts share: built once with mmdebstrap, kept in a cache outside the checkout."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+# Short: systemd, sshd and what the tests look at. Python comes with a bind mount of this machine's environment.
+PACKAGES = "systemd,systemd-sysv,dbus,openssh-server,iproute2,procps,netbase"
+# Nothing in a container owns consoles, clocks or package updates.
+MASKED = ("console-getty.service", "getty@tty1.service", "systemd-timesyncd.service", "apt-daily.timer")
+VERSION = "1"
+
+
+def cache_directory() -> Path:
+    """Returns where the tree is kept between test runs."""
+    return Path(os.environ.get("LOOPWORKS_CACHE", "~/.cache/loopworks")).expanduser() / "hosts"
+
+
+def root_tree() -> Path:
+    """Returns the tree, building it when it is not there (about a minute)."""
+    cache = cache_directory()
+    cache.mkdir(parents=True, exist_ok=True)
+    tree = cache / f"tree-{VERSION}"
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not tree.is_dir():
+            fresh = cache / "fresh"
+            shutil.rmtree(fresh, ignore_errors=True)
+            _build(fresh)
+            fresh.rename(tree)
+    return tree
+
+
+def _build(tree: Path) -> None:
+    command = ["mmdebstrap", "--variant=minbase", f"--include={PACKAGES}", "--aptopt=Acquire::Languages none"]
+    command += ["--aptopt=Acquire::Check-Valid-Until false"]
+    command += [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("man", "doc", "locale")]
+    # This machine's own sources: what CI installs from.
+    command += [_suite(), str(tree), *_sources()]
+    subprocess.run(command, check=True, capture_output=True, timeout=600)
+    for unit in MASKED:
+        (tree / "etc/systemd/system" / unit).symlink_to("/dev/null")
+    settings = "PasswordAuthentication no\nPermitRootLogin prohibit-password\nUseDNS no\nMaxStartups 100\n"
+    (tree / "etc/ssh/sshd_config.d/10-tests.conf").write_text(settings)
+    for key in (tree / "etc/ssh").glob("ssh_host_*"):
+        key.unlink()
+    for name in ("etc/machine-id", "etc/hostname", "etc/resolv.conf"):
+        (tree / name).unlink(missing_ok=True)
+
+
+def _suite() -> str:
+    facts = dict(line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
+    return facts["VERSION_CODENAME"].strip('"')
+
+
+def _sources() -> list[str]:
+    places = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]
+    return [
+        str(path) for path in places if path.suffix in (".list", ".sources") and path.exists() and path.stat().st_size
+    ]
