@@ -8,7 +8,7 @@ CONSTRAINTS := constraints/$(PLATFORM).txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
 
-.PHONY: help train test lint format golden install dev clean
+.PHONY: help train test lint format golden infra-demo install dev clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,6 +33,9 @@ golden: install  ## compare the model with the reference numbers
 	@$(BIN)/python -m training.golden tests/golden/tiny_a
 	@$(BIN)/python -m training.golden tests/golden/tiny_c
 
+infra-demo: dev  ## run the AWS program against a local stand-in: plan, resources, inventory, cost, destroy
+	@$(BIN)/python -m tests.infra_engine.demo $(ARGS)
+
 install: $(VENV)/.installed
 dev: $(VENV)/.installed-dev
 
@@ -47,7 +50,7 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml $(wildcard constraints/*.txt)
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing the development tools into $(VENV)"
-	@$(PIP) install --quiet -c $(CONSTRAINTS) -e '.[dev]'
+	@$(PIP) install --quiet -c $(CONSTRAINTS) -e '.[dev,infra]'
 	@touch $@
 
 clean:  ## remove .venv and what the tools cached; runs/ and datasets/ stay

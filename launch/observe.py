@@ -91,6 +91,14 @@ def stop(folder: RunFolder, grace_s: float = STOP_GRACE_S) -> str:
     return f"run {folder.name} has stopped" + (f"; {killed} process(es) had to be killed" if killed else "")
 
 
+def export(folder: RunFolder, target: str, form: str, dtype: str, as_json: bool) -> int:
+    """Writes the weights of a run into a new folder; returns the exit code of the exporting process."""
+    command = [sys.executable, "-m", "training.export", "--run", str(folder.path), "--to", str(Path(target).absolute())]
+    command += ["--format", form, "--dtype", dtype, *(["--json"] if as_json else [])]
+    env = {**os.environ, "PYTHONPATH": str(CHECKOUT), "DS_ACCELERATOR": "cpu"}
+    return subprocess.run(command, cwd=CHECKOUT, env=env, check=False).returncode
+
+
 def generate(folder: RunFolder, prompt: str, extra: list[str]) -> int:
     """Lets the saved model of a run continue `prompt`; returns the exit code of the generating process."""
     command = [sys.executable, "-m", "training.generate", "--run", str(folder.path), "--prompt", prompt, *extra]

@@ -14,6 +14,8 @@ from typing import Any
 from launch.errors import ConfigError
 from launch.machine import MachineFacts
 from launch.memory import MemoryEstimate, estimate_memory
+from training.checkpoint.policy import save_seconds
+from training.checkpoint.settings import describe_interval
 from training.config import RunConfig
 from training.flops import flop_per_token
 from training.hardware import peak_flop_per_s
@@ -23,6 +25,9 @@ from training.model_size import count_parameters
 # Share of a device's memory that the estimate may fill; the rest is for the allocator, the libraries and the
 # estimate's error.
 MEMORY_SHARE = 0.85
+# For the arithmetic of leaving in time: what a node writes to local NVMe or a parallel file system, and the target.
+NODE_WRITE_BYTES_PER_S = 1e9
+SAVE_TARGET_S = 90.0
 # Ranks that train here when there is no GPU and no number was given.
 CPU_RANKS = 2
 # On processors larger micro-batches leave the caches and gain nothing (benchmarks/train_step.py).
@@ -67,6 +72,7 @@ class RunPlan:
     core_parameters: int
     memory: MemoryEstimate
     device_memory_bytes: int
+    checkpoints: str
     flop_per_token: float
     peak_flop_per_s: float | None
     notes: tuple[str, ...] = ()
@@ -139,9 +145,23 @@ def build_plan(config: RunConfig, nodes: Sequence[MachineFacts], dataset: Datase
         core_parameters=size.core,
         memory=memory,
         device_memory_bytes=memory_bytes,
+        checkpoints=describe_saves(config, len(nodes), world_size, size.total),
         flop_per_token=flop_per_token(config.model, sequence_length, *RecurrenceSampler(config.model).mean_steps()),
         peak_flop_per_s=None if peak is None else peak * world_size,
         notes=tuple(notes),
+    )
+
+
+def describe_saves(config: RunConfig, nodes: int, ranks: int, parameters: int) -> str:
+    """Returns when the run saves, and whether a save fits into the notice that a spot node gets (two minutes).
+
+    Arithmetic, at an assumed rate of writing a node; the run itself logs what its saves took.
+    """
+    seconds = save_seconds(parameters, nodes=nodes, node_write_bytes_per_s=NODE_WRITE_BYTES_PER_S)
+    fits = "within" if seconds <= SAVE_TARGET_S else "NOT within"
+    return (
+        f"{describe_interval(config.checkpoint, ranks)}; leaving takes about {seconds:.1f} s to save at "
+        f"{NODE_WRITE_BYTES_PER_S / 1e9:g} GB/s a node, {fits} the {SAVE_TARGET_S:.0f} s of a spot notice"
     )
 
 

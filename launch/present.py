@@ -57,6 +57,7 @@ def plan_table(plan: RunPlan) -> Table:
         f"x {plan.world_size} ranks; {plan.tokens_per_step:,} tokens a step",
         "steps": "known when the data is prepared" if plan.total_steps is None else f"{plan.total_steps:,}",
         "memory a rank": f"about {plan.memory.total_bytes / 2**30:.2f} of {plan.device_memory_bytes / 2**30:.1f} GiB",
+        "checkpoints": plan.checkpoints,
         "work": f"{plan.flop_per_token / 1e6:,.1f} MFLOP a token"
         + ("" if plan.total_flop is None else f", {plan.total_flop:.3g} FLOP in all"),
     }
@@ -100,7 +101,7 @@ def print_status(rows: Sequence[dict[str, Any]]) -> None:
 def print_checkpoints(listing: Listing) -> None:
     """Prints one line a checkpoint, oldest first, and what could not be looked at."""
     table = Table(title=f"checkpoints of {listing.run}", title_justify="left")
-    for column in ("step", "age", "size", "ranks", "ZeRO", "held-out loss", "state", "place", "detail"):
+    for column in ("step", "age", "size", "ranks", "ZeRO", "held-out loss", "state", "place"):
         table.add_column(column, overflow="fold")
     for row in listing.rows:
         table.add_row(
@@ -111,12 +112,12 @@ def print_checkpoints(listing: Listing) -> None:
             "-" if row.evaluation_loss is None else f"{row.evaluation_loss:.4f}",
             row.state,
             row.place,
-            row.detail,
         )
     console = Console()
     console.print(table)
-    for note in listing.notes:
-        console.print(note, highlight=False)
+    details = [f"step {row.step}: {row.detail}" for row in listing.rows if row.detail]
+    for note in (*details, *listing.notes):
+        console.print(note, highlight=False, soft_wrap=True)
 
 
 def _duration(seconds: float) -> str:

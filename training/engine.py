@@ -7,18 +7,27 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
 from torch import Tensor
 
+from training.checkpoint.export import read_weights
 from training.config import RunConfig
 from training.distributed import RankInfo
+from training.errors import UsageError
 from training.model.init import init_weights
 from training.model.recurrent import ModelOutput, RecurrentLM, compile_blocks
 from training.optim import build_optimizer
 from training.zero3 import CoreHold
+
+# What decides which weights a model has; the other keys of its section may differ.
+WEIGHT_KEYS = (
+    *("vocab_size", "width", "heads", "mlp_width", "prelude_layers", "core_layers", "coda_layers"),
+    *("qk_bias", "tie_embeddings", "rope_base"),
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,10 @@ class Engine:
         model = RecurrentLM(
             config.model, activation_checkpointing=config.training.activation_checkpointing == "per_iteration"
         )
-        init_weights(model, config.model, config.run.seed)
+        if config.run.init_from is None:
+            init_weights(model, config.model, config.run.seed)
+        else:
+            load_exported(model, config, Path(config.run.init_from))
         model.to(rank.device)
         if settings.compile:
             compile_blocks(model)
@@ -147,6 +159,17 @@ class Engine:
     def _grad_norm(self) -> float | None:
         norm = self.deepspeed.get_global_grad_norm()
         return None if norm is None else float(norm)
+
+
+def load_exported(model: RecurrentLM, config: RunConfig, folder: Path) -> None:
+    """Fills the model with weights from `folder`. Raises UsageError when they are of another shape."""
+    shape, weights = read_weights(folder)
+    ours = config.model
+    keys = [key for key in WEIGHT_KEYS if getattr(shape, key) != getattr(ours, key)]
+    if keys:
+        differences = ", ".join(f"model.{key} is {getattr(ours, key)}, there {getattr(shape, key)}" for key in keys)
+        raise UsageError(f"run.init_from: {folder} is of another model: {differences}", "set those keys to its values")
+    model.load_state_dict(weights)
 
 
 def core_parameters(model: RecurrentLM) -> list[torch.nn.Parameter]:

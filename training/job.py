@@ -26,7 +26,7 @@ from training.engine import Engine, EngineSettings
 from training.errors import EXIT_OK, ConfigError
 from training.evaluation import Evaluator
 from training.heartbeat import Pulse
-from training.preemption import MetadataWatcher, StopFlag, exit_code, signals_request_stop
+from training.preemption import MetadataWatcher, StopFlag, exit_code, on_ec2, signals_request_stop
 from training.process import log_to
 from training.records import RunFolder
 from training.safety import Progress, Safety
@@ -129,7 +129,8 @@ def _checkpoints(job: Job, run: RunFolder, engine: Engine) -> CheckpointManager:
 
 def _metadata_watcher(config: RunConfig, rank: RankInfo, flag: StopFlag) -> AbstractContextManager[object]:
     """One watcher a node for notices of the cloud that it takes the node away."""
-    if rank.local_rank != 0 or config.checkpoint.watch_spot is False:
+    wanted = config.checkpoint.watch_spot
+    if rank.local_rank != 0 or wanted is False or (wanted == "auto" and not on_ec2()):
         return nullcontext()
     return closing(MetadataWatcher(flag, config.checkpoint.metadata_url))
 

@@ -19,6 +19,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from training.errors import EXIT_PREEMPTED
@@ -93,6 +94,14 @@ def read_notice(get: Callable[[str], str | None]) -> Notice | None:
     if rebalance is not None:
         return Notice("rebalance", f"rebalance recommended at {_json(rebalance).get('noticeTime', 'an unknown time')}")
     return None
+
+
+def on_ec2(vendor_file: Path = Path("/sys/class/dmi/id/sys_vendor")) -> bool:
+    """Whether this machine is an EC2 instance, as its firmware says; nothing is asked over the network."""
+    try:
+        return vendor_file.read_text(encoding="ascii", errors="replace").strip() == "Amazon EC2"
+    except OSError:
+        return False
 
 
 class MetadataWatcher:

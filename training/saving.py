@@ -42,6 +42,13 @@ def save_model(engine: Engine, tokenizer: Path, run: RunFolder, progress: Progre
     run.event("model", progress.step, f"saved the model as {target.name}")
 
 
+def tokenizer_of(run: RunFolder) -> Path | None:
+    """Returns the tokenizer that the run was trained with, where its dataset is still there or a model was saved."""
+    dataset = Path(json.loads(run.plan.read_text(encoding="utf-8"))["dataset_dir"])
+    candidates = [dataset / "tokenizer.json", *sorted(run.models.glob("step-*/tokenizer.json"))]
+    return next((path for path in reversed(candidates) if path.is_file()), None)
+
+
 def newest_model(run: RunFolder) -> Path:
     """Returns the folder of the newest saved model. Raises UsageError when there is none."""
     folders = sorted(run.models.glob("step-*"))

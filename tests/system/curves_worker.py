@@ -16,12 +16,17 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from training.checkpoint.manager import CheckpointManager
+from training.checkpoint.ranks import GlooRanks
+from training.checkpoint.saver import Identity
 from training.config import load_config
 from training.data.order import samples
 from training.distributed import RankInfo, join, leave
 from training.engine import Engine, EngineSettings
 from training.evaluation import Evaluator
+from training.preemption import StopFlag
 from training.records import RunFolder
+from training.safety import Safety
 from training.trainer import Trainer
 
 BASE = [
@@ -36,6 +41,7 @@ BASE = [
     "training.warmup_steps=4",
     "training.lr_schedule=cosine",
     "monitoring.log_interval_steps=1",
+    "checkpoint.interval_steps=null",
 ]
 
 
@@ -67,7 +73,21 @@ class PoisonedTrainer(Trainer):
         return states * float("nan") if mine else states
 
 
-def losses(overrides: list[str], steps: int, run: RunFolder, rank: RankInfo, poisoned: bool) -> dict[str, object]:
+class BadDataTrainer(Trainer):
+    """Whatever is trained on positions 80 to 111 of the stream gives NaN, as broken data would."""
+
+    def _latent_states(self, positions: Any) -> Tensor:
+        states = super()._latent_states(positions)
+        return states * float("nan") if any(80 <= position < 112 for position in positions) else states
+
+
+def kind_of(label: str) -> type[Trainer]:
+    if "poisoned" in label:
+        return PoisonedTrainer
+    return BadDataTrainer if "bad data" in label else Trainer
+
+
+def losses(label: str, overrides: list[str], steps: int, run: RunFolder, rank: RankInfo) -> dict[str, object]:
     config = load_config(None, [*BASE, f"training.max_steps={steps}", *overrides])
     share = config.training.batch_size // rank.world_size
     micro = share if config.training.micro_batch_size == "auto" else config.training.micro_batch_size
@@ -88,9 +108,22 @@ def losses(overrides: list[str], steps: int, run: RunFolder, rank: RankInfo, poi
 
     dataset = SmallDataset()
     evaluator = Evaluator(config, engine, dataset, rank)  # type: ignore[arg-type]
-    kind = PoisonedTrainer if poisoned else Trainer
-    trainer = kind(config, rank, engine, dataset, run, total_steps=steps, evaluator=evaluator, callbacks=[Recorder()])
+    manager = CheckpointManager(
+        engine.deepspeed, run.checkpoints, config.checkpoint, "run", Identity("c", "t"), GlooRanks(), run.event
+    )
+    trainer = kind_of(label)(
+        config,
+        rank,
+        engine,
+        dataset,
+        run,
+        total_steps=steps,
+        evaluator=evaluator,
+        safety=Safety(manager, StopFlag(), config.checkpoint),
+        callbacks=[Recorder()],
+    )
     progress = trainer.fit()
+    manager.close()
     perplexity = evaluator.perplexity(4)
     engine.deepspeed.destroy()
     return {
@@ -98,16 +131,19 @@ def losses(overrides: list[str], steps: int, run: RunFolder, rank: RankInfo, poi
         "grad_norms": [pair[1] for pair in seen],  # type: ignore[index]
         "cursor": [progress.cursor.epoch, progress.cursor.sample],
         "perplexity": perplexity,
+        "rollbacks": progress.rollbacks,
+        "skips": [[skip.first, skip.stop] for skip in progress.skips],
         "skipped": int(engine.deepspeed.skipped_steps),
     }
 
 
 if __name__ == "__main__":
     layouts, steps, folder = json.loads(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    run = RunFolder(folder)
     rank = join("gloo", "env://", "cpu", 60)
-    for label, overrides in layouts.items():
-        result = losses(overrides, steps, run, rank, poisoned="poisoned" in label)
+    for number, (label, overrides) in enumerate(layouts.items()):
+        run = RunFolder(folder / str(number))
+        run.path.mkdir(parents=True, exist_ok=True)
+        result = losses(label, overrides, steps, run, rank)
         if os.environ["RANK"] == "0":
             print("RESULT " + json.dumps({"label": label, **result}), flush=True)
     leave()

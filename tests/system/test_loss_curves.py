@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.system.torchrun import torchrun
+from training.records import RunFolder
 
 pytestmark = pytest.mark.system
 
@@ -36,7 +37,6 @@ POISONED = {
 
 
 def run(ranks: int, layouts: dict[str, list[str]], steps: int, folder: Path) -> dict[str, Any]:
-    (folder / "logs").mkdir(parents=True)
     output = torchrun("curves_worker.py", ranks, json.dumps(layouts), str(steps), str(folder))
     results = [json.loads(line.removeprefix("RESULT ")) for line in output.splitlines() if line.startswith("RESULT ")]
     return {result["label"]: result for result in results}
@@ -47,6 +47,13 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("curves")
     results = run(2, TWO_RANKS, STEPS, folder / "two")
     return results | run(1, {"one rank": []}, STEPS, folder / "one")
+
+
+@pytest.fixture(scope="module")
+def bad_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], RunFolder]:
+    folder = tmp_path_factory.mktemp("bad") / "run"
+    results = run(2, {"bad data": ["checkpoint.interval_steps=3"]}, STEPS, folder)
+    return results["bad data"], RunFolder(folder / "0")
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +81,19 @@ def test_nan_on_one_rank_is_skipped_by_all(poisoned: dict[str, Any], label: str)
     assert math.isfinite(result["perplexity"])
     # Weights and moments are unharmed: the loss goes on falling after the skipped step.
     assert result["losses"][-1] < result["losses"][1]
+
+
+def test_bad_data_is_left_out_after_going_back(bad_data: tuple[dict[str, Any], RunFolder]) -> None:
+    result, folder = bad_data
+    (event,) = [event for event in folder.read_events() if event.kind == "rollback"]
+    # Batches of 8: steps 11 to 14 read positions 80 to 111. The last save before them is of step 9.
+    assert "went back to step 9" in event.message
+    assert "sequences 80 to 111" in event.message
+    assert (result["rollbacks"], result["skips"]) == (1, [[80, 112]])
+    losses = result["losses"]
+    assert [index + 1 for index, loss in enumerate(losses) if loss is None] == [11, 12, 13, 14]
+    # Steps 10 to 20 again, without the bad data: 14 steps before, 11 after.
+    assert len(losses) == 14 + 11
+    assert losses[-1] < losses[9]
+    # 20 batches of 8 and the 32 sequences left out, in epochs of 60.
+    assert result["cursor"] == [3, 12]

@@ -22,37 +22,20 @@ from torch import Tensor
 from training.checkpoint import catalog, layout, universal
 from training.checkpoint.state import read_progress
 from training.config import ModelSection
+from training.config.exported import MODEL_TYPE, REFERENCE_KEYS, model_section
 from training.errors import UsageError
 from training.model.recurrent import RecurrentLM
 
 ExportFormat = Literal["safetensors", "hf"]
 
-MODEL_TYPE = "huginn_raven"
 _SHARD_BYTES = 5 * 10**9
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _TABLE = "freqs_cis"
-# Reference key -> our key, for those that carry a value over unchanged.
-_KEYS = {
-    "n_embd": "width",
-    "n_heads": "heads",
-    "block_size": "context_length",
-    "vocab_size": "vocab_size",
-    "intermediate_size": "mlp_width",
-    "n_layers_in_prelude": "prelude_layers",
-    "n_layers_in_recurrent_block": "core_layers",
-    "n_layers_in_coda": "coda_layers",
-    "mean_recurrence": "mean_recurrence",
-    "mean_backprop_depth": "backprop_depth",
-    "rope_base": "rope_base",
-    "norm_eps": "norm_eps",
-    "qk_bias": "qk_bias",
-    "tie_embeddings": "tie_embeddings",
-}
 
 
 def reference_config(model: ModelSection, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """Returns config.json for the reference's modelling file."""
-    values: dict[str, Any] = {theirs: getattr(model, ours) for theirs, ours in _KEYS.items()}
+    values: dict[str, Any] = {theirs: getattr(model, ours) for theirs, ours in REFERENCE_KEYS.items()}
     return {
         **values,
         "model_type": MODEL_TYPE,
@@ -63,24 +46,6 @@ def reference_config(model: ModelSection, dtype: torch.dtype = torch.float32) ->
         "padding_multiple": 1,
         "torch_dtype": str(dtype).removeprefix("torch."),
     }
-
-
-def model_section(config: Mapping[str, Any]) -> ModelSection:
-    """Returns our model section for a config.json of the reference or of an export. Raises UsageError."""
-    if config.get("model_type") != MODEL_TYPE:
-        if "preset" in config:
-            return ModelSection.model_validate(dict(config))
-        raise UsageError(
-            f"config.json is of model type {config.get('model_type')!r}, not {MODEL_TYPE!r}",
-            "import a checkpoint of the recurrent reference model, or one written by `fab export`",
-        )
-    missing = sorted(_KEYS.keys() - config.keys())
-    if missing:
-        raise UsageError(f"config.json lacks {', '.join(missing)}", "take the config.json that belongs to the weights")
-    heads = config["n_heads"]
-    if config.get("num_key_value_heads", heads) != heads:
-        raise UsageError("the model shares keys and values among heads, which this trainer does not", "")
-    return ModelSection.model_validate({"preset": None, **{ours: config[theirs] for theirs, ours in _KEYS.items()}})
 
 
 def rotary_table(model: ModelSection) -> Tensor:

@@ -31,18 +31,18 @@ def interval(
 
     `auto` follows from what a save costs (`stall_s`) and how long it goes on beside (`write_s`).
     """
+    if section.interval_minutes is not None:
+        return Interval(seconds=section.interval_minutes * 60.0)
     if section.interval_steps == "auto":
         mtbf_s = mean_time_between_failures_s(ranks, section.gpu_hours_between_failures)
         return Interval(seconds=best_interval_s(stall_s, mtbf_s, write_s))
-    if section.interval_minutes is not None:
-        return Interval(seconds=section.interval_minutes * 60.0)
     return Interval(steps=section.interval_steps)
 
 
 def describe_interval(section: CheckpointSection, ranks: int) -> str:
     """Returns the interval as the plan shows it."""
     chosen = interval(section, ranks)
-    if section.interval_steps == "auto":
+    if section.interval_steps == "auto" and section.interval_minutes is None:
         hours = mean_time_between_failures_s(ranks, section.gpu_hours_between_failures) / 3600
         return (
             f"about every {(chosen.seconds or 0) / 60:,.0f} min at first: sqrt(2 x {ASSUMED_STALL_S:g} s a save x "

@@ -1,4 +1,7 @@
-"""Writes docs/configuration.md from the sections themselves: `python -m training.config.reference > docs/configuration.md`."""
+"""Writes docs/configuration.md from the sections themselves.
+
+python -m training.config.reference > docs/configuration.md
+"""
 
 from __future__ import annotations
 
@@ -49,23 +52,22 @@ def _presets() -> str:
     return "\n".join(rows)
 
 
+_NAMES = {int: "integer", float: "number", str: "text", bool: "true, false", type(None): "null"}
+
+
 def _kind(annotation: Any) -> str:
     """Returns a type as a reader of YAML thinks of it."""
-    origin = get_origin(annotation)
+    origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _kind(get_args(annotation)[0])
+        return _kind(parts[0])
     if origin is Literal:
-        return " \\| ".join(str(value) for value in get_args(annotation))
+        return " \\| ".join(str(value) for value in parts)
+    inner = [_kind(part) for part in parts]
     if origin in (Union, types.UnionType):
-        return " \\| ".join(_kind(part) for part in get_args(annotation))
-    if origin is dict:
-        return f"mapping of {' to '.join(_kind(part) for part in get_args(annotation))}"
-    if origin is tuple:
-        return f"list of {_kind(get_args(annotation)[0])}"
-    names = {int: "integer", float: "number", str: "text", bool: "true, false", type(None): "null"}
-    if annotation in names:
-        return names[annotation]
-    return "mapping" if isinstance(annotation, type) and issubclass(annotation, BaseModel) else str(annotation)
+        return " \\| ".join(inner)
+    if origin in (dict, tuple):
+        return f"list of {inner[0]}" if origin is tuple else f"mapping of {' to '.join(inner)}"
+    return _NAMES.get(annotation, "mapping")
 
 
 def _default(field: Any) -> str:

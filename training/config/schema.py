@@ -38,6 +38,9 @@ class RunSection(Section):
     name: str | None = Field(None, description="Name of the run and of its folder; null makes one from date and time.")
     dir: str = Field("runs", description="Folder that holds the run folders.")
     seed: NonNegativeInt = Field(42, description="Seed of weights, data order, recurrence and latent state.")
+    init_from: str | None = Field(
+        None, description="Folder of exported weights to start from (fab export, or the public reference model)."
+    )
 
     @field_validator("name")
     @classmethod
@@ -122,7 +125,9 @@ class DataSection(Section):
         None, description="Shuffle within windows of this size (for data larger than the cache); null: over all data."
     )
     cache_dir: str = Field("~/.cache/loopworks/datasets", description="Local disk for datasets at s3:// addresses.")
-    cache_limit_bytes: PositiveInt = Field(1_000_000_000_000, description="Most that the cache may hold, per dataset.")
+    cache_limit_bytes: PositiveInt = Field(
+        1_000_000_000_000, description="Most that the cache holds of a dataset, besides four shards on their way."
+    )
 
 
 class TrainingSection(Section):
@@ -169,8 +174,8 @@ class TrainingSection(Section):
     def _no_reentrant_checkpointing(cls, value: Any) -> Any:
         if value == "reentrant":
             raise ValueError(
-                "reentrant checkpointing computes the gradient of reused weights more than once, which ZeRO 2 and 3 refuse; "
-                "use per_iteration (non-reentrant)"
+                "reentrant checkpointing computes the gradient of reused weights more than once, which ZeRO 2 and 3 "
+                "refuse; use per_iteration (non-reentrant)"
             )
         return value
 
@@ -201,11 +206,11 @@ class CheckpointSection(Section):
     """When the run is saved, where to, what is kept, and when it goes back to an earlier save."""
 
     interval_steps: PositiveInt | Literal["auto"] | None = Field(
-        None,
-        description="Save every so many steps; auto: sqrt(2 x cost of a save x time between failures), as measured in the "
-        "run; null saves at the end only (or by interval_minutes).",
+        "auto",
+        description="Save every so many steps; auto: sqrt(2 x cost of a save x time between failures), as measured "
+        "in the run; null saves at the end only (or by interval_minutes).",
     )
-    interval_minutes: PositiveFloat | None = Field(None, description="Save every so many minutes instead.")
+    interval_minutes: PositiveFloat | None = Field(None, description="Save every so many minutes instead; wins over auto.")
     gpu_hours_between_failures: PositiveFloat = Field(
         50000.0, description="For auto: device hours between two failures; lower it for spot nodes and old hardware."
     )
@@ -222,7 +227,7 @@ class CheckpointSection(Section):
         32, description="Size of the parts of large files, in MiB; so many are in memory as there are requests."
     )
     watch_spot: Literal["auto"] | bool = Field(
-        "auto", description="Watch the EC2 metadata service for spot notices; auto: where it answers."
+        "auto", description="Watch the EC2 metadata service for spot notices; auto: on EC2 instances."
     )
     metadata_url: str = Field("http://169.254.169.254", description="Address of the EC2 metadata service.")
     max_rollbacks: NonNegativeInt = Field(
@@ -254,7 +259,7 @@ class CheckpointSection(Section):
 
     @model_validator(mode="after")
     def _one_interval(self) -> CheckpointSection:
-        if self.interval_steps is not None and self.interval_minutes is not None:
+        if isinstance(self.interval_steps, int) and self.interval_minutes is not None:
             raise ValueError("interval_steps and interval_minutes are both given; keep one of them")
         return self
 
@@ -273,6 +278,20 @@ class MonitoringSection(Section):
     """What the run reports while it goes."""
 
     log_interval_steps: PositiveInt = Field(10, description="Steps between two log lines and metrics records.")
+    port: Annotated[int, Field(gt=0, lt=65536, strict=True)] | Literal["auto"] | None = Field(
+        "auto",
+        description="Port of rank 0's metrics for Prometheus; auto: 9401, or a free one when that is taken; null: none.",
+    )
+    host: str = Field(
+        "auto", description="Address the metrics are served at; auto: the one that reaches the other nodes, never all."
+    )
+    cluster: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] = Field(
+        "local", description="Name of the cluster in metrics and alerts."
+    )
+    communication_sampling: Fraction = Field(
+        0.005,
+        description="Share of the time that profiling single steps for exposed communication may cost; 0 does none.",
+    )
 
 
 class RunConfig(Section):

@@ -139,7 +139,8 @@ def test_the_interval_of_the_plan():
     assert describe_interval(minutes, 8) == "every 15 min"
     steps = RunConfig.model_validate({"checkpoint": {"interval_steps": 500}}).checkpoint
     assert describe_interval(steps, 8) == "every 500 steps"
-    assert describe_interval(RunConfig().checkpoint, 8) == "at the end only"
+    never = RunConfig.model_validate({"checkpoint": {"interval_steps": None}}).checkpoint
+    assert describe_interval(never, 8) == "at the end only"
 
 
 @pytest.mark.parametrize(
