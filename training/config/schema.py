@@ -10,26 +10,19 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from training.config.base import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    lower_case,
+)
+from training.config.prepare import PrepareSection
 from training.config.presets import PRESETS
-
-PositiveInt = Annotated[int, Field(gt=0, strict=True)]
-NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
-# Not strict: YAML 1.1 readers hand over "5e-5" as a string.
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-
-
-def _lower(value: Any) -> Any:
-    return value.lower() if isinstance(value, str) else value
-
-
-class Section(BaseModel):
-    """Base of all sections: frozen, and a key it does not know is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class RunSection(Section):
@@ -140,7 +133,7 @@ class TrainingSection(Section):
     )
     num_epochs: PositiveInt = Field(1, description="Passes over the training set, unless max_steps is given.")
     max_steps: PositiveInt | None = Field(None, description="Optimizer steps; null derives them from num_epochs.")
-    optimizer: Annotated[Literal["adamw", "adam-atan2"], BeforeValidator(_lower)] = Field(
+    optimizer: Annotated[Literal["adamw", "adam-atan2"], BeforeValidator(lower_case)] = Field(
         "adamw", description="adamw, or adam-atan2 (the reference's Adam without epsilon in the division)."
     )
     learning_rate: PositiveFloat = Field(4e-5, description="Peak learning rate.")
@@ -183,7 +176,7 @@ class TrainingSection(Section):
 class DistributedSection(Section):
     """Ranks, how they meet and how ZeRO shards."""
 
-    backend: Annotated[Literal["auto", "nccl", "gloo", "mpi"], BeforeValidator(_lower)] = Field(
+    backend: Annotated[Literal["auto", "nccl", "gloo", "mpi"], BeforeValidator(lower_case)] = Field(
         "auto", description="Collectives: auto takes nccl with GPUs and gloo without."
     )
     init_method: str = Field("env://", description="Rendezvous: env:// or tcp://host:port.")
@@ -210,7 +203,9 @@ class CheckpointSection(Section):
         description="Save every so many steps; auto: sqrt(2 x cost of a save x time between failures), as measured "
         "in the run; null saves at the end only (or by interval_minutes).",
     )
-    interval_minutes: PositiveFloat | None = Field(None, description="Save every so many minutes instead; wins over auto.")
+    interval_minutes: PositiveFloat | None = Field(
+        None, description="Save every so many minutes instead; wins over auto."
+    )
     gpu_hours_between_failures: PositiveFloat = Field(
         50000.0, description="For auto: device hours between two failures; lower it for spot nodes and old hardware."
     )
@@ -280,7 +275,7 @@ class MonitoringSection(Section):
     log_interval_steps: PositiveInt = Field(10, description="Steps between two log lines and metrics records.")
     port: Annotated[int, Field(gt=0, lt=65536, strict=True)] | Literal["auto"] | None = Field(
         "auto",
-        description="Port of rank 0's metrics for Prometheus; auto: 9401, or a free one when that is taken; null: none.",
+        description="Port of rank 0's metrics for Prometheus; auto: 9401, or any when that is taken; null: none.",
     )
     host: str = Field(
         "auto", description="Address the metrics are served at; auto: the one that reaches the other nodes, never all."
@@ -305,3 +300,4 @@ class RunConfig(Section):
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
     evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
     monitoring: MonitoringSection = Field(default_factory=MonitoringSection)
+    prepare: PrepareSection = Field(default_factory=PrepareSection)

@@ -1,0 +1,1 @@
+"""Prometheus rules, Alertmanager, Grafana dashboards and what nodes report: docs/monitoring.md."""

@@ -1,0 +1,1 @@
+"""The Grafana dashboards as code; dashboards/*.json is what it writes (`python -m monitoring.boards`)."""
