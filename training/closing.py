@@ -13,6 +13,7 @@ from training.config import RunConfig
 from training.data.baselines import baseline_perplexities
 from training.data.dataset import TokenDataset
 from training.data.formats import TokenArray
+from training.data.mixture import Mixture
 from training.engine import Engine
 from training.evaluation import Evaluator
 from training.records import RunFolder
@@ -25,7 +26,7 @@ _BLOCK_SEQUENCES = 4096
 
 def closing_report(
     config: RunConfig,
-    train_set: TokenDataset,
+    train_set: TokenDataset | Mixture,
     evaluator: Evaluator,
     engine: Engine,
     run: RunFolder,
@@ -41,7 +42,7 @@ def closing_report(
     if not engine.rank.is_first:
         return {}
     baselines = baseline_perplexities(
-        _blocks(train_set, len(train_set)),
+        train_set.blocks(),
         _blocks(evaluator.dataset, evaluator.sequences),
         train_set.manifest.vocab_size,
         train_set.pad_token_id,
@@ -88,7 +89,7 @@ def show_report(report: dict[str, Any], consoles: Sequence[Console]) -> None:
             console.print(report["sample"], highlight=False, markup=False)
 
 
-def _blocks(dataset: TokenDataset, sequences: int) -> Iterator[TokenArray]:
+def _blocks(dataset: TokenDataset | Mixture, sequences: int) -> Iterator[TokenArray]:
     for start in range(0, sequences, _BLOCK_SEQUENCES):
         yield dataset.read(np.arange(start, min(start + _BLOCK_SEQUENCES, sequences), dtype=np.int64))
 

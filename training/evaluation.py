@@ -9,6 +9,7 @@ import torch
 
 from training.config import RunConfig
 from training.data.dataset import TokenDataset, label_mask
+from training.data.mixture import Mixture
 from training.distributed import RankInfo, sum_over_ranks
 from training.engine import Engine
 from training.latent import EVALUATION, latent_states
@@ -17,7 +18,7 @@ from training.latent import EVALUATION, latent_states
 class Evaluator:
     """Measures perplexity on the first held-out sequences: always the same ones, from the same latent states."""
 
-    def __init__(self, config: RunConfig, engine: Engine, dataset: TokenDataset, rank: RankInfo) -> None:
+    def __init__(self, config: RunConfig, engine: Engine, dataset: TokenDataset | Mixture, rank: RankInfo) -> None:
         self.config, self.engine, self.dataset, self.rank = config, engine, dataset, rank
 
     @property

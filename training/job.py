@@ -19,8 +19,9 @@ from training.checkpoint.ranks import GlooRanks
 from training.checkpoint.saver import Identity
 from training.closing import closing_report, show_report
 from training.config import RunConfig, load_config
-from training.data.dataset import open_dataset
+from training.config.schema import DataSection
 from training.data.files import sha256_of
+from training.data.mixture import open_data
 from training.distributed import RankInfo, join, leave
 from training.engine import Engine, EngineSettings
 from training.errors import EXIT_OK, ConfigError
@@ -44,6 +45,14 @@ class Job:
     config: RunConfig
     plan: dict[str, Any]
     dataset_dir: Path
+
+    @property
+    def data(self) -> DataSection:
+        """The data section, with the folder that the control side found (the demo's lies in the checkout)."""
+        section = self.config.data
+        if section.mixture is not None or section.path.startswith("s3://"):
+            return section
+        return section.model_copy(update={"path": str(self.dataset_dir)})
 
     @property
     def settings(self) -> EngineSettings:
@@ -75,12 +84,12 @@ def run_rank(run: RunFolder, terminal: TextIO) -> int:
 
 def _train(job: Job, run: RunFolder, rank: RankInfo, terminal: TextIO, pulse: Pulse) -> int:
     began = time.time()
-    train_set, held_out = open_dataset(job.dataset_dir, "train"), open_dataset(job.dataset_dir, "validation")
+    train_set, held_out = open_data(job.data, "train"), open_data(job.data, "validation")
     _check_vocabulary(job, train_set.manifest.vocab_size)
     engine = Engine(job.config, job.settings, rank)
     evaluator = Evaluator(job.config, engine, held_out, rank)
     flag = StopFlag()
-    safety = Safety(_checkpoints(job, run, engine), flag, job.config.checkpoint)
+    safety = Safety(_checkpoints(job, run, engine, train_set.tokenizer_file), flag, job.config.checkpoint)
     trainer = Trainer(
         job.config,
         rank,
@@ -102,7 +111,7 @@ def _train(job: Job, run: RunFolder, rank: RankInfo, terminal: TextIO, pulse: Pu
         progress = trainer.fit()
         left_early = progress.step < trainer.total_steps
         safety.manager.close(STOP_UPLOAD_S if left_early else END_UPLOAD_S)
-        save_model(engine, job.dataset_dir / "tokenizer.json", run, progress)
+        save_model(engine, train_set.tokenizer_file, run, progress)
         if left_early:
             return _stopped(run, rank, progress, flag)
         report = closing_report(job.config, train_set, evaluator, engine, run, progress, seconds=time.time() - began)
@@ -111,10 +120,10 @@ def _train(job: Job, run: RunFolder, rank: RankInfo, terminal: TextIO, pulse: Pu
     return EXIT_OK
 
 
-def _checkpoints(job: Job, run: RunFolder, engine: Engine) -> CheckpointManager:
+def _checkpoints(job: Job, run: RunFolder, engine: Engine, tokenizer: Path) -> CheckpointManager:
     identity = Identity(
         config_sha256=hashlib.sha256(run.config.read_bytes()).hexdigest(),
-        tokenizer_sha256=sha256_of(job.dataset_dir / "tokenizer.json"),
+        tokenizer_sha256=sha256_of(tokenizer),
     )
     return CheckpointManager(
         engine.deepspeed,

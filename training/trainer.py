@@ -13,7 +13,9 @@ from torch import Tensor
 
 from training.callbacks import Callback, StepReport
 from training.config import RunConfig
+from training.data.dataset import TokenDataset
 from training.data.loader import make_loader
+from training.data.mixture import Mixture
 from training.data.order import rank_positions
 from training.distributed import RankInfo, sum_over_ranks
 from training.engine import Engine, StepOutcome
@@ -48,7 +50,7 @@ class Trainer:
         config: RunConfig,
         rank: RankInfo,
         engine: Engine,
-        dataset: Any,
+        dataset: TokenDataset | Mixture,
         run: RunFolder,
         *,
         total_steps: int,
@@ -237,7 +239,8 @@ class Trainer:
                 rank=self.rank.rank,
                 world_size=self.rank.world_size,
                 num_workers=self.config.data.num_workers,
-                pin_memory=self.rank.device.type == "cuda",
+                pin_memory=self._pins_memory,
+                prefetch_factor=self.config.data.prefetch_factor,
             )
         )
 
@@ -256,6 +259,11 @@ class Trainer:
 
     def _flop(self, iterations: tuple[int, int]) -> float:
         return self._tokens_per_step * flop_per_token(self.config.model, self._length, *iterations)
+
+    @property
+    def _pins_memory(self) -> bool:
+        wanted = self.config.data.pin_memory
+        return self.rank.device.type == "cuda" if wanted == "auto" else wanted
 
     @property
     def _length(self) -> int:

@@ -106,8 +106,8 @@ def losses(label: str, overrides: list[str], steps: int, run: RunFolder, rank: R
 
         def on_end(self) -> None: ...
 
-    dataset = SmallDataset()
-    evaluator = Evaluator(config, engine, dataset, rank)  # type: ignore[arg-type]
+    dataset: Any = SmallDataset()
+    evaluator = Evaluator(config, engine, dataset, rank)
     manager = CheckpointManager(
         engine.deepspeed, run.checkpoints, config.checkpoint, "run", Identity("c", "t"), GlooRanks(), run.event
     )

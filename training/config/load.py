@@ -14,8 +14,9 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from training.config.base import Section
 from training.config.combinations import impossible_combinations
-from training.config.schema import RunConfig, Section
+from training.config.schema import RunConfig
 from training.errors import ConfigError, UsageError
 
 KeyPath = tuple[str, ...]

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from training.config.schema import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from training.config.base import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 NGramRatios = tuple[tuple[PositiveInt, Ratio], ...]

@@ -30,10 +30,17 @@ def reference() -> str:
     """Returns the page."""
     parts = [INTRODUCTION]
     for name, field in RunConfig.model_fields.items():
-        section = field.annotation
-        assert isinstance(section, type) and issubclass(section, BaseModel)
-        parts.append(f"## {name}\n\n{_first_line(section)}\n\n{_table(section)}")
+        parts += _section(name, field.annotation, "##")
     return "\n".join([*parts, _presets()])
+
+
+def _section(name: str, section: Any, heading: str) -> list[str]:
+    """Returns the table of a section and of the sections inside it."""
+    parts = [f"{heading} {name}\n\n{_first_line(section)}\n\n{_table(section)}"]
+    for key, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            parts += _section(f"{name}.{key}", field.annotation, heading + "#")
+    return parts
 
 
 def _table(section: type[BaseModel]) -> str:
@@ -72,11 +79,11 @@ def _kind(annotation: Any) -> str:
 
 def _default(field: Any) -> str:
     if field.default is PydanticUndefined:
-        return "" if field.default_factory is None else "see below"
+        return "see below"
     value = field.default
     if isinstance(value, BaseModel):
         return "see below"
-    return f"`{json.dumps(list(value) if isinstance(value, tuple) else value)}`"
+    return _escape(f"`{json.dumps(list(value) if isinstance(value, tuple) else value)}`")
 
 
 def _escape(text: str) -> str:

@@ -65,6 +65,11 @@ class TokenDataset:
         return {**vars(self), "_open": OrderedDict()}  # another process opens the shards for itself
 
     @property
+    def tokenizer_file(self) -> Path:
+        """The tokenizer that the shards were made with."""
+        return self.folder / self.manifest.tokenizer_file
+
+    @property
     def sequence_length(self) -> int:
         """Tokens a model sees at once: one less than a stored sequence."""
         return self.manifest.sequence_length

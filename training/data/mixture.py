@@ -8,7 +8,7 @@ comes again before all others of its dataset have had their turn. The epoch's se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from training.config.schema import DataSection
 from training.data.dataset import TokenDataset, open_dataset
 from training.data.formats import TokenArray
+from training.data.manifest import Manifest
 from training.data.order import Int64Array, samples, split_by_epoch
 from training.errors import DataError
 
@@ -48,7 +49,17 @@ class Mixture:
         return self._datasets[0].pad_token_id
 
     @property
-    def manifest(self) -> object:
+    def tokenizer_file(self) -> Path:
+        """The tokenizer of all datasets."""
+        return self._datasets[0].tokenizer_file
+
+    def blocks(self, sequences: int = 1024) -> Iterable[TokenArray]:
+        """All sequences of all datasets in storage order, each once, `sequences` at a time."""
+        for dataset in self._datasets:
+            yield from dataset.blocks(sequences)
+
+    @property
+    def manifest(self) -> Manifest:
         """Manifest of the first dataset; tokenizer and shape are the same in all."""
         return self._datasets[0].manifest
 
