@@ -8,7 +8,7 @@ CONSTRAINTS := constraints/$(PLATFORM).txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
 
-.PHONY: help train test lint format golden infra-demo install dev clean
+.PHONY: help train test lint format golden infra-demo pins install dev clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -35,6 +35,11 @@ golden: install  ## compare the model with the reference numbers
 
 infra-demo: dev  ## run the AWS program against a local stand-in: plan, resources, inventory, cost, destroy
 	@$(BIN)/python -m tests.infra_engine.demo $(ARGS)
+
+pins: dev  ## write constraints/common.txt from what is installed here (after all tests have passed)
+	@echo "# Tested together on Python 3.11; written by make pins." > constraints/common.txt
+	@$(PIP) freeze --exclude-editable | grep -vE '^(torch|pip|setuptools|wheel)[ =@]' \
+		| sed -E 's/^([^=]+==[^;]+)$$/\1; python_version >= "3.11"/' >> constraints/common.txt
 
 install: $(VENV)/.installed
 dev: $(VENV)/.installed-dev
