@@ -14,6 +14,8 @@ log = logging.getLogger("training")
 
 CLIENT_TIMEOUT_S = 5.0
 MAX_CLIENTS = 8
+# How soon the server notices that it shall end.
+POLL_S = 0.1
 
 
 class MetricsServer(ThreadingHTTPServer):
@@ -74,7 +76,7 @@ def open_server(host: str, ports: Iterable[int], page: Callable[[], bytes]) -> M
         except OSError as error:
             reason = f"{host}:{port}: {error.strerror or error}"
             continue
-        threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(POLL_S,), name="metrics", daemon=True).start()
         return server
     log.warning("no metrics are served (%s); training goes on; see monitoring.port and monitoring.host", reason)
     return None

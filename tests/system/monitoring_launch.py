@@ -1,4 +1,4 @@
-"""`fab train` with ranks that are monitoring_worker: python -m tests.system.monitoring_launch CONFIG NAME [KEY=VALUE]."""
+"""`fab train` with ranks that are monitoring_worker: python -m tests.system.monitoring_launch CONFIG NAME [K=V]."""
 
 from __future__ import annotations
 
