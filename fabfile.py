@@ -114,6 +114,42 @@ def train(
         print_json(result)
 
 
+@task(
+    iterable=["set", "env"],
+    help=_NODES_HELP | {"env": "NAME=VALUE for the ranks; may be given several times", "json": "print JSON"},
+)
+@_exits_cleanly
+def plan(
+    c: Context,
+    nodes: str | None = None,
+    inventory: str | None = None,
+    limit: str | None = None,
+    spares: str | None = None,
+    port: int = 0,
+    python: str | None = None,
+    ssh_config: str | None = None,
+    env: list[str] | None = None,
+    config: str | None = None,
+    set: list[str] | None = None,  # noqa: A002
+    json: bool = False,
+) -> None:
+    """Print what fab train would do: ranks, batch, memory, FLOP, environment, commands. Starts nothing."""
+    from launch.cluster import ClusterRequest
+    from launch.present import print_json, print_plan
+    from launch.request import TrainRequest
+    from launch.start import prepare
+
+    cluster = ClusterRequest(
+        nodes, inventory, limit, spares, port=port or None, python=python, ssh_config=ssh_config, env=tuple(env or ())
+    )
+    prepared = prepare(TrainRequest(config, tuple(set or ())), cluster, dry_run=True)
+    specs = prepared.specs("runs/NAME", console=not json)
+    if json:
+        print_json({"plan": prepared.plan.as_json(), "commands": [vars(spec) for spec in specs]})
+    else:
+        print_plan(prepared.plan, specs)
+
+
 @task(iterable=["set"], help=_NODES_HELP | {"json": "print JSON"})
 @_exits_cleanly
 def preflight(
@@ -189,21 +225,30 @@ def status(c: Context, dir: str = "runs", json: bool = False) -> None:  # noqa: 
         "run": "name of the run (default: the newest)",
         "follow": "go on until the run ends",
         "rank": "the log of one rank instead of the run's",
+        "node": "what torchrun and the node agent said on one node",
         "dir": "folder of the runs",
     }
 )
 @_exits_cleanly
-def logs(c: Context, run: str | None = None, follow: bool = False, rank: str | None = None, dir: str = "runs") -> None:  # noqa: A002
+def logs(
+    c: Context,
+    run: str | None = None,
+    follow: bool = False,
+    rank: str | None = None,
+    node: str | None = None,
+    dir: str = "runs",  # noqa: A002
+) -> None:
     """Print the log of a run."""
-    from launch.errors import UsageError
     from launch.observe import follow as follow_log
     from launch.observe import log_file
     from launch.runs import find_run
+    from launch.start import node_log
 
-    if rank is not None and not rank.isdigit():
-        raise UsageError(f"--rank {rank}: a rank is a number from 0", "for example --rank 1")
     folder = find_run(dir, run)
-    path = log_file(folder, None if rank is None else int(rank))
+    if node is not None:
+        print(node_log(folder, node), end="")
+        return
+    path = log_file(folder, rank)
     if follow:
         for line in follow_log(path, folder):
             print(line, end="", flush=True)
@@ -433,6 +478,8 @@ def import_weights(c: Context, source: str, to: str, set: list[str] | None = Non
     print(f"wrote {write_configuration(source, to, tuple(set or ()))}; start it by: fab train --config {to}")
 
 
-namespace = Collection(train, preflight, attach, resume, status, logs, stop, generate, export_weights, import_weights)
+namespace = Collection(
+    train, plan, preflight, attach, resume, status, logs, stop, generate, export_weights, import_weights
+)
 namespace.add_collection(Collection("checkpoints", checkpoints_list, checkpoints_fetch, checkpoints_prune))
 namespace.add_collection(Collection("data", data_prepare, data_verify, data_inspect))

@@ -23,6 +23,7 @@ from launch.ssh import HostError, Remote, on_all
 from launch.supervision import Settings
 from training.errors import EXIT_PREFLIGHT
 
+BACKENDS = ("ssh", "mpirun")
 DEFAULT_RESTARTS = 3
 DEFAULT_HANG_S = 300.0
 FACTS_TIMEOUT_S = 30.0
@@ -45,6 +46,10 @@ class ClusterRequest:
     ssh_config: str | None = None
     env: tuple[str, ...] = ()
     backend: str = "ssh"
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise UsageError(f"--backend {self.backend}: not one of {', '.join(BACKENDS)}", "choose one of those")
 
     def addresses(self) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
         """Returns the nodes and the spares. Raises UsageError."""
@@ -78,6 +83,10 @@ class PreparedCluster(PreparedRun):
             home = self.settings.facts[self.plan.nodes[0].name]["home"]
             place["dataset_dir"] = self.settings.dataset.replace("~", home, 1)
         return place
+
+    def code_folder(self) -> str:
+        """Returns where the checkout lies on the first node."""
+        return self.settings.code.replace("~", self.settings.facts[self.plan.nodes[0].name]["home"], 1)
 
     def specs(self, run_dir: str, console: bool) -> list[LaunchSpec]:
         """Returns what would run on each node."""
@@ -133,8 +142,9 @@ def _prepare(
         answers = ask_facts(
             hosts, cluster, [path for path in (run_dir, data_path) if path], run_dir if writes else None
         )
+        reach = check_reach(hosts[: len(nodes)], answers, cluster) if writes else []
     wanted = Wanted(run_dir, data_path, cluster.port)
-    findings = judge({node.name: answers[node.name] for node in nodes}, wanted)
+    findings = judge({node.name: answers[node.name] for node in nodes}, wanted) + reach
     if failed(findings):
         raise PreflightError(findings)
     usable = _usable_spares(spares, answers, nodes, wanted)

@@ -120,8 +120,9 @@ def ssh_options(arguments: str) -> dict[str, str]:
         if word.startswith("-J"):
             options["proxyjump"] = word[2:] or next(words, "")
         elif word.startswith("-o"):
-            name, _, value = (word[2:] or next(words, "")).replace(" ", "=", 1).partition("=")
-            options[name.strip().lower()] = value.strip()
+            match = re.match(r"\s*(\w+)\s*[=\s]\s*(.*)", word[2:] or next(words, ""))
+            if match is not None:
+                options[match.group(1).lower()] = match.group(2).strip()
     return options
 
 

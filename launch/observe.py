@@ -58,9 +58,11 @@ def follow(path: Path, folder: RunFolder, poll_s: float = 0.3) -> Iterator[str]:
             time.sleep(poll_s)
 
 
-def log_file(folder: RunFolder, rank: int | None) -> Path:
+def log_file(folder: RunFolder, rank: str | int | None) -> Path:
     """Returns the log of one rank, or that of the run. Raises UsageError when there is none."""
-    path = folder.log if rank is None else folder.rank_log(rank)
+    if rank is not None and not str(rank).isdigit():
+        raise UsageError(f"--rank {rank}: a rank is a number from 0", "for example --rank 1")
+    path = folder.log if rank is None else folder.rank_log(int(rank))
     if not path.exists() and observed_state(folder).phase not in LIVE:
         known = ", ".join(sorted(p.name for p in folder.logs.glob("*.log"))) or "none"
         raise UsageError(

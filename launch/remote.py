@@ -11,7 +11,7 @@ import json
 import shlex
 import sys
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +127,13 @@ def send(remote: Remote, archive: bytes, target: str) -> None:
             f"cannot write {target}: {outcome.reason}",
             "free space or correct the permissions there",
         )
+
+
+def ensure(remote: Remote, wanted: Mapping[str, Path]) -> None:
+    """Sends what is missing: for each target a folder, or an archive that is already packed. Raises HostError."""
+    for target, source in wanted.items():
+        if remote.run(f"[ -d {shell_path(target)} ]").code:
+            send(remote, pack(source, folder_files(source)) if source.is_dir() else source.read_bytes(), target)
 
 
 def agent_command(python: str, code: str, action: str, folder: str, run: str) -> str:

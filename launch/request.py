@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launch.backends.base import LaunchSpec
+from launch.backends.base import Backend, LaunchSpec
 from launch.backends.local import LocalBackend
 from launch.errors import RunFailedError, UsageError
 from launch.machine import local_facts
@@ -43,7 +43,7 @@ class PreparedRun:
     dataset_dir: Path
     folder: RunFolder | None = None
     resume: bool = False
-    backend: LocalBackend = field(default_factory=LocalBackend)
+    backend: Backend = field(default_factory=LocalBackend)
 
     def plan_file(self) -> dict[str, Any]:
         """Returns what plan.json holds: the plan, where its data lies, and whether to start from a checkpoint."""

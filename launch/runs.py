@@ -8,9 +8,12 @@ from typing import Any
 
 from launch.errors import StorageError, UsageError
 from launch.processes import is_running, processes_of
+from launch.supervision import Settings, read_settings, read_watch
 from training.config import RunConfig, dump_config
 from training.records import RunFolder, RunState
 
+# A node's agent reports each second.
+SILENCE_S = 30.0
 LIVE = ("starting", "training", "evaluating", "saving")
 
 
@@ -94,6 +97,8 @@ def find_run(directory: str | Path, name: str | None) -> RunFolder:
 def observed_state(folder: RunFolder) -> RunState:
     """Returns the state as it is now: a run whose processes are gone without a word has failed."""
     state = folder.read_state()
+    if state.phase in LIVE and (settings := read_settings(folder)) is not None:
+        return _observed_on_nodes(folder, state, settings)
     if state.phase in LIVE and not is_running(state.launcher_pid, state.launcher_start):
         if processes_of(str(folder.path)):
             return state.model_copy(
@@ -101,3 +106,17 @@ def observed_state(folder: RunFolder) -> RunState:
             )
         return state.model_copy(update={"phase": "failed", "message": "its processes are gone"})
     return state
+
+
+def _observed_on_nodes(folder: RunFolder, state: RunState, settings: Settings) -> RunState:
+    """The same for a run on nodes: its supervisor may be gone while its nodes still report."""
+    watch = read_watch(folder)
+    if watch is not None and watch.phase == "ended":
+        return state.model_copy(update={"phase": "failed", "message": watch.message})
+    if watch is not None and is_running(watch.pid, watch.start):
+        return state
+    beats = [(folder.path / "nodes" / f"{name}.json") for name in settings.facts]
+    newest = max((path.stat().st_mtime for path in beats if path.exists()), default=0.0)
+    if time.time() - newest < SILENCE_S:
+        return state.model_copy(update={"message": "nobody watches it: fab attach"})
+    return state.model_copy(update={"phase": "failed", "message": "its nodes are silent: fab resume"})

@@ -105,7 +105,7 @@ class Remote:
 
 def connect(node: Node, ssh_config: str | None, timeout_s: float) -> Any:
     """Returns an open fabric Connection whose host key is known. Raises HostError."""
-    import paramiko
+    paramiko = _paramiko()
 
     failure: Exception = TimeoutError()
     for attempt in range(CONNECT_TRIES):
@@ -151,7 +151,7 @@ def _connection(node: Node, ssh_config: str | None, timeout_s: float) -> Any:
 
 def _know_host_keys(connection: Any, known_hosts: str | None) -> None:
     """Fabric accepts any host key; here the known ones count, for the host and for each hop before it."""
-    import paramiko
+    paramiko = _paramiko()
 
     class Reject(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
         def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
@@ -168,7 +168,7 @@ def _know_host_keys(connection: Any, known_hosts: str | None) -> None:
 
 
 def _refused(node: Node, error: Exception) -> HostError:
-    import paramiko
+    paramiko = _paramiko()
 
     if isinstance(error, paramiko.BadHostKeyException):
         cause = "its host key has CHANGED: another machine has taken its place, or it was installed anew"
@@ -253,7 +253,12 @@ def _left(deadline: float) -> float:
 
 
 def _ssh_error() -> type[Exception]:
-    import paramiko
-
-    error: type[Exception] = paramiko.SSHException
+    error: type[Exception] = _paramiko().SSHException
     return error
+
+
+def _paramiko() -> Any:
+    """Imported when it is needed: a run on this machine does not wait for it."""
+    import paramiko  # type: ignore[import-untyped]
+
+    return paramiko

@@ -13,10 +13,11 @@ from typing import Any
 from launch import supervision as sv
 from launch.cluster import ClusterRequest, PreparedCluster, prepare_again, prepare_cluster
 from launch.errors import RunFailedError, UsageError
+from launch.mpi import PreparedMpirun, send_to_all, under_mpirun
 from launch.nodes import is_local
 from launch.observe import stop as stop_here
 from launch.processes import is_running
-from launch.remote import CHECKOUT, NODE_ROOT, ask_agent, checkout_files, pack
+from launch.remote import CHECKOUT, NODE_ROOT, ask_agent, checkout_files, pack, shell_path
 from launch.request import PreparedRun, TrainRequest, prepare_demo, prepare_run
 from launch.runs import create_run, reopen_run
 from launch.ssh import HostError, Remote, on_all
@@ -31,18 +32,20 @@ Say = Callable[[str], None]
 
 def prepare(request: TrainRequest, cluster: ClusterRequest, dry_run: bool = False) -> PreparedRun:
     """Plans a run here or on nodes. Raises UsageError, ConfigError and PreflightError."""
-    if is_local(cluster.nodes) and cluster.inventory is None:
-        return prepare_run(request)
-    return prepare_cluster(request, cluster, writes=not dry_run)
+    here = is_local(cluster.nodes) and cluster.inventory is None
+    prepared = prepare_run(request) if here else prepare_cluster(request, cluster, writes=not dry_run)
+    return under_mpirun(prepared, cluster) if cluster.backend == "mpirun" else prepared
 
 
 def start(request: TrainRequest, cluster: ClusterRequest, prepared: PreparedRun, say: Say) -> dict[str, Any]:
     """Runs what was prepared to its end and returns its result. Raises LoopworksError."""
-    if not isinstance(prepared, PreparedCluster):
-        return train(request, prepared)
     if not (prepared.dataset_dir / "manifest.json").is_file():
         prepare_demo(prepared.config, prepared.dataset_dir, console=request.console)
-        prepared = prepare_cluster(request, cluster)
+        prepared = prepare(request, cluster)
+    if isinstance(prepared, PreparedMpirun):
+        send_to_all(prepared)
+    if not isinstance(prepared, PreparedCluster):
+        return train(request, prepared)
     make = create_run if prepared.folder is None else reopen_run
     run = make(prepared.config, prepared.plan_file(), prepared.plan.total_steps)
     (run.path / CODE_ARCHIVE).write_bytes(pack(CHECKOUT, checkout_files()))
@@ -116,10 +119,12 @@ def outcome(run: RunFolder) -> dict[str, Any]:
     watch = sv.read_watch(run)
     if watch is not None and watch.code == 0:
         return dict(json.loads(run.result.read_text(encoding="utf-8")))
-    code = EXIT_FAILED if watch is None or watch.code is None else watch.code
-    message = "the supervisor is gone" if watch is None or watch.code is None else watch.message
-    remedy = watch.remedy if watch is not None and watch.remedy else f"the whole story is in {run.logs}"
-    raise RunFailedError(f"run {run.name}: {message}", remedy, code)
+    if watch is None or watch.code is None:
+        cause = f"run {run.name}: its supervisor is gone; the run itself may go on"
+        raise RunFailedError(cause, f"watch it again: fab attach --run {run.name}", EXIT_FAILED)
+    raise RunFailedError(
+        f"run {run.name}: {watch.message}", watch.remedy or f"the whole story is in {run.logs}", watch.code
+    )
 
 
 def _show(run: RunFolder, say: Say) -> None:
@@ -198,3 +203,18 @@ def stop(run: RunFolder, grace_s: float = STOP_GRACE_S) -> str:
     killed = sum(answer["found"] for answer in answers.values() if isinstance(answer, dict))
     ended = f"; {killed} process(es) had to be ended" if killed else ""
     return f"run {run.name} has stopped; nothing of it is left on {', '.join(answers)}{ended}"
+
+
+def node_log(run: RunFolder, name: str, last_lines: int = 200) -> str:
+    """Returns what torchrun and the agent of the newest attempt said on a node. Raises UsageError and HostError."""
+    settings, watch = sv.read_settings(run), sv.read_watch(run)
+    if settings is None or watch is None or name not in settings.facts:
+        known = ", ".join(settings.facts) if settings is not None else "none: it ran on this machine"
+        raise UsageError(f"run {run.name} has no node {name!r} (it has: {known})", "choose one of those with --node")
+    home = settings.facts[name]["home"]
+    folder = f"{NODE_ROOT.replace('~', home, 1)}/runs/{run.name}/attempt-{watch.attempt}"
+    remote = Remote(settings.node(name), settings.ssh_config)
+    try:
+        return remote.run(f"cd {shell_path(folder)} && tail -n {last_lines} torchrun.log agent.log").text
+    finally:
+        remote.close()

@@ -36,6 +36,13 @@ class Settings(Record):
     dataset: str | None = Field(None, description="Folder on the nodes of a dataset that was sent there.")
     dataset_source: str | None = None
 
+    def sources(self, code: Path) -> dict[str, Path]:
+        """Returns what has to be on a node, target folder to source; `code` is the packed checkout."""
+        found = {self.code: code}
+        if self.dataset is not None and self.dataset_source is not None:
+            found[self.dataset] = Path(self.dataset_source)
+        return found
+
     def node(self, name: str) -> Node:
         """Returns how to reach a node."""
         return next(Node(**item) for item in [*self.nodes, *self.spares] if item["name"] == name)

@@ -25,7 +25,7 @@ from launch.errors import LoopworksError, RunFailedError
 from launch.lease import LEASE_S
 from launch.plan import DatasetFacts, RunPlan, build_plan
 from launch.processes import start_time
-from launch.remote import NODE_ROOT, ask_agent, folder_files, pack, send, shell_path, start_agent
+from launch.remote import NODE_ROOT, ask_agent, ensure, shell_path, start_agent
 from launch.request import dataset_facts
 from launch.ssh import HostError, Remote, on_all
 from launch.train import failure, retry_plan
@@ -54,6 +54,7 @@ class Supervisor:
         self.run, self.settings = run, settings
         self.watch = sv.Watch(pid=os.getpid(), start=start_time(os.getpid()))
         self.plan: RunPlan | None = None
+        self._answers: dict[str, Any] = {}
         known = [*settings.nodes, *settings.spares]
         self.remotes = {item["name"]: Remote(settings.node(item["name"]), settings.ssh_config) for item in known}
         for remote in self.remotes.values():
@@ -83,7 +84,6 @@ class Supervisor:
             decision = self._decide(states, lost)
             log.info("attempt %d: %s %s", self.watch.attempt, decision.kind, decision.reason)
             if decision.kind in ("finished", "stopped", "failed"):
-                self._end_everywhere(self.watch.active)
                 return self._close(decision)
             nodes = self._next_nodes(decision)
 
@@ -117,13 +117,7 @@ class Supervisor:
     def _prepare(self, remote: Remote) -> dict[str, Any]:
         """Code and data are there and nothing of the run is running: returns two free ports."""
         settings, facts = self.settings, self.settings.facts[remote.node.name]
-        wanted = {settings.code: self.run.path / CODE_ARCHIVE}
-        if settings.dataset and settings.dataset_source:
-            wanted[settings.dataset] = Path(settings.dataset_source)
-        for target, source in wanted.items():
-            if remote.run(f"[ -d {shell_path(target)} ]", timeout_s=END_TIMEOUT_S).code:
-                archive = pack(source, folder_files(source)) if source.is_dir() else source.read_bytes()
-                send(remote, archive, target)
+        ensure(remote, settings.sources(self.run.path / CODE_ARCHIVE))
         if self.watch.attempt == 1:
             return {"ports": facts["ports"]}
         return self._end(remote)
@@ -176,8 +170,10 @@ class Supervisor:
     def _decide(self, states: dict[str, sv.NodeState], silent: Sequence[str]) -> sv.Decision:
         state, errors = self.run.read_state(), self.run.read_errors()
         healthy = self.run.result.is_file() and state.phase == "finished"
-        answers = {} if healthy or state.phase == "stopped" else self._probe(self.watch.active)
-        lost = [name for name in self.watch.active if isinstance(answers.get(name), HostError)]
+        # What is left of the attempt is ended before anything else is decided; who answers can be used again.
+        names = self.watch.active if healthy or state.phase == "stopped" else list(self.remotes)
+        self._answers = self._on(names, self._end_if_there)
+        lost = [name for name in self.watch.active if isinstance(self._answers.get(name), HostError)]
         # A node that does not answer is at fault; one that was only silent may have been kept from speaking.
         return sv.judge(state, self.run.result.is_file(), errors, states, lost or list(silent))
 
@@ -193,8 +189,7 @@ class Supervisor:
         if restarts > self.settings.restarts:
             cause = f"{decision.reason}; the budget of {self.settings.restarts} restart(s) is used up"
             raise RunFailedError(cause, self._remedy(), EXIT_FAILED)
-        answers = self._on(list(self.remotes), self._end_if_there)
-        usable = [name for name, answer in answers.items() if not isinstance(answer, HostError)]
+        usable = [name for name, answer in self._answers.items() if not isinstance(answer, HostError)]
         nodes = sv.choose(self.settings, usable, blame, keep=len(self.settings.nodes))
         self._note(blame=blame, restarts=restarts, message=decision.reason)
         text = f"{decision.reason}; restart {restarts} of {self.settings.restarts} on {', '.join(nodes)}"
@@ -252,9 +247,6 @@ class Supervisor:
 
     def _on(self, names: Sequence[str], action: Any) -> dict[str, Any]:
         return on_all([self.remotes[name] for name in names], action)
-
-    def _probe(self, names: Sequence[str]) -> dict[str, Any]:
-        return self._on(names, lambda remote: remote.run("true", timeout_s=PROBE_TIMEOUT_S))
 
     def _raise_failures(self, answers: dict[str, Any]) -> None:
         """A node that fails between preflight and start is blamed like one that fails later, on the next round."""

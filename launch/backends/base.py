@@ -36,7 +36,9 @@ class RunHandle(Protocol):
 class Backend(Protocol):
     """Starts the ranks of a plan."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What --backend calls it."""
 
     def specs(self, plan: RunPlan, run_dir: str, checkout: str, console: bool) -> Sequence[LaunchSpec]:
         """Returns what would run, one spec a node; pure, so that --dry-run can print it."""

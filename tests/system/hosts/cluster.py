@@ -103,8 +103,8 @@ class Host:
             return []
         with contextlib.suppress(psutil.NoSuchProcess, OSError):
             for leader in psutil.Process(self._nspawn.pid).children():
-                space = os.readlink(f"/proc/{leader.pid}/ns/pid")
-                if space != os.readlink("/proc/self/ns/pid"):
+                space = _space(leader.pid)
+                if space != _space(os.getpid()):
                     return [process for process in psutil.process_iter() if _space(process.pid) == space]
         return []
 
@@ -222,13 +222,11 @@ class Cluster:
         for host in self.hosts:
             host.remove()
         _run("ip", "link", "del", self.bridge, check=False)
-        for folder in _hierarchies():
-            for path in sorted((folder / self.name).rglob("*"), reverse=True):
-                if path.is_dir():
-                    with contextlib.suppress(OSError):
-                        path.rmdir()
-            with contextlib.suppress(OSError):
-                (folder / self.name).rmdir()
+        deadline = time.monotonic() + 5
+        while not all(_remove_groups(folder / self.name) for folder in _hierarchies()):
+            if time.monotonic() > deadline:
+                break  # the kernel still holds one: nothing runs in it
+            time.sleep(0.1)
         shutil.rmtree(self.state, ignore_errors=True)
 
 
@@ -251,9 +249,19 @@ def _is_root(path: Path) -> bool:
     return path == CGROUPS or not (CGROUPS / "cgroup.procs").exists()
 
 
+def _remove_groups(group: Path) -> bool:
+    """Removes a cgroup and those below it; False when one is still in use."""
+    for path in sorted(group.rglob("*/"), reverse=True):
+        with contextlib.suppress(OSError):
+            path.rmdir()
+    with contextlib.suppress(OSError):
+        group.rmdir()
+    return not group.exists()
+
+
 def _space(pid: int) -> str:
     try:
-        return os.readlink(f"/proc/{pid}/ns/pid")
+        return str(Path(f"/proc/{pid}/ns/pid").readlink())
     except OSError:
         return ""
 

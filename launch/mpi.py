@@ -1,0 +1,89 @@
+"""`fab train --backend mpirun`: the run that mpirun starts, here or on nodes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch.backends.base import LaunchSpec
+from launch.backends.mpirun import MpirunBackend
+from launch.cluster import ClusterRequest, PreparedCluster, meeting, remotes
+from launch.errors import UsageError
+from launch.node_facts import free_ports
+from launch.nodes import Node
+from launch.remote import CHECKOUT, checkout_files, ensure, pack
+from launch.request import PreparedRun
+from launch.ssh import HostError, on_all
+
+
+@dataclass(frozen=True)
+class PreparedMpirun(PreparedRun):
+    """A run under mpirun that is decided but not started; `cluster` is None on this machine alone."""
+
+    cluster: PreparedCluster | None = None
+
+    def plan_file(self) -> dict[str, Any]:
+        """Returns what plan.json holds."""
+        return super().plan_file() if self.cluster is None else self.cluster.plan_file()
+
+    def specs(self, run_dir: str, console: bool) -> list[LaunchSpec]:
+        """Returns the one command."""
+        checkout = str(CHECKOUT) if self.cluster is None else self.cluster.code_folder()
+        return list(self.backend.specs(self.plan, run_dir, checkout, console))
+
+
+def under_mpirun(prepared: PreparedRun, request: ClusterRequest) -> PreparedMpirun:
+    """Returns the same run for mpirun. Raises UsageError when mpirun is missing."""
+    if shutil.which("mpirun") is None:
+        raise UsageError("--backend mpirun: there is no mpirun on this machine", "apt install openmpi-bin")
+    common: dict[str, Any] = {"config": prepared.config, "plan": prepared.plan, "dataset_dir": prepared.dataset_dir}
+    common |= {"folder": prepared.folder, "resume": prepared.resume}
+    if not isinstance(prepared, PreparedCluster):
+        port = request.port or free_ports(1)[0]
+        local = MpirunBackend(
+            sys.executable,
+            master=("127.0.0.1", port),
+            cpu_count=os.cpu_count() or 1,
+            extra=request.environment(),
+        )
+        return PreparedMpirun(**common, backend=local)
+    settings = prepared.settings
+    names = [node.name for node in prepared.plan.nodes]
+    first = settings.facts[names[0]]
+    homes = {settings.facts[name]["home"] for name in names}
+    if len(homes) > 1:
+        raise UsageError(
+            f"--backend mpirun needs the same home folder on all nodes, found {', '.join(sorted(homes))}",
+            "use the same user everywhere, or the ssh backend",
+        )
+    place = meeting(first, settings.port)
+    backend = MpirunBackend(
+        first["python"],
+        hosts=tuple(settings.node(name).host for name in names),
+        ssh_config=settings.ssh_config or os.environ.get("LOOPWORKS_SSH_CONFIG"),
+        master=(place.address, place.master_port),
+        interface=first["interface"],
+        cpu_count=first["machine"]["cpu_count"],
+        extra=settings.env,
+    )
+    return PreparedMpirun(**common, backend=backend, cluster=prepared)
+
+
+def send_to_all(prepared: PreparedMpirun) -> None:
+    """Puts the checkout on all nodes that lack it. Raises HostError."""
+    if prepared.cluster is None:
+        return
+    settings = prepared.cluster.settings
+    with tempfile.TemporaryDirectory() as folder:
+        code = Path(folder) / "code.tar.gz"
+        code.write_bytes(pack(CHECKOUT, checkout_files()))
+        with remotes([Node(**item) for item in settings.nodes], settings.ssh_config) as hosts:
+            answers = on_all(hosts, lambda remote: ensure(remote, settings.sources(code)))
+    for answer in answers.values():
+        if isinstance(answer, HostError):
+            raise answer

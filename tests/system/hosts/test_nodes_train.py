@@ -1,0 +1,76 @@
+"""`fab train --nodes` without faults: the same losses, everything in place, nothing left."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.system.conftest import CHECKOUT, fab_command
+from tests.system.hosts.cluster import Cluster
+from tests.system.hosts.conftest import LongRun, rank_on
+from training.records import RunFolder
+
+pytestmark = pytest.mark.system
+Call = Callable[..., "subprocess.CompletedProcess[str]"]
+
+SHORT = 'a; "$(id)" \'b'
+ODD = "a b'c\"; touch /tmp/loopworks-was-here; $(id) `id` \\ *"
+
+
+def losses(folder: Path) -> list[float | None]:
+    return [record.loss for record in RunFolder(folder).read_metrics()]
+
+
+def test_two_hosts_train_to_the_losses_of_one(call: Call, cluster: Cluster, shared: Path, shared_config: Path) -> None:
+    nodes = ("--nodes", f"{cluster.name}[1-2]", "--config", str(shared_config))
+    before = cluster.hosts[0].ssh("find ~/.loopworks", check=False).stdout
+    planned = call("train", *nodes, "--dry-run", "--json")
+    assert planned.returncode == 0, planned.stderr
+    commands = json.loads(planned.stdout)["commands"]
+    assert [command["node"] for command in commands] == ["lwt1", "lwt2"]
+    assert all("--nnodes=2" in command["argv"] for command in commands)
+    assert {command["env"]["GLOO_SOCKET_IFNAME"] for command in commands} == {"eth0"}
+    after = cluster.hosts[0].ssh("find ~/.loopworks", check=False).stdout
+    assert after == before, "a dry run leaves no trace"
+
+    outcome = call("train", *nodes, "--name", "two", "--json", "--set", f"evaluation.prompt={SHORT}")
+    assert outcome.returncode == 0, outcome.stderr
+    result = json.loads(outcome.stdout)
+    assert result["steps"] == 6
+    assert result["sample"].startswith(SHORT)
+
+    here = ("--set", "distributed.ranks_per_node=2")
+    one = subprocess.run(
+        fab_command("train", "--config", str(shared_config), "--name", "one", "--json", *here),
+        cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert one.returncode == 0, one.stderr
+    assert losses(shared / "runs" / "two") == pytest.approx(losses(shared / "runs" / "one"), abs=1e-4)
+    assert len(losses(shared / "runs" / "two")) == 6
+    for host in cluster.hosts[:2]:
+        assert not host.processes_of_run(shared / "runs" / "two")
+
+
+def test_odd_values_reach_the_ranks_and_stop_leaves_nothing(
+    call: Call, cluster: Cluster, shared: Path, long_run: Callable[..., LongRun]
+) -> None:
+    codes = cluster.hosts[0].ssh("ls -d ~/.loopworks/code/*").stdout
+    run = long_run("odd", "--nodes", "lwt1,lwt2", "--env", f"ODD={ODD}")
+    run.reaches(2)
+    for host in cluster.hosts[:2]:
+        assert rank_on(host, run.folder).environ()["ODD"] == ODD
+        assert host.ssh("test -e /tmp/loopworks-was-here", check=False).returncode == 1
+    assert cluster.hosts[0].ssh("ls -d ~/.loopworks/code/*").stdout == codes, "what is there is not sent again"
+    assert "Traceback" not in run.diagnosis()
+    stopped = call("stop", "--dir", str(run.runs), "--run", "odd")
+    assert stopped.returncode == 0, stopped.stderr
+    assert "nothing of it is left on lwt1, lwt2" in stopped.stdout
+    _, errors = run.process.communicate(timeout=30)
+    assert run.process.returncode == 130
+    assert "fab resume" in errors
+    assert run.folder.read_state().phase == "stopped"
+    assert list(run.folder.checkpoints.glob("step-*"))
