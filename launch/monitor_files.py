@@ -18,6 +18,10 @@ from launch.errors import UsageError
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 MONITORING = CHECKOUT / "monitoring"
+FOLDERS = (
+    *("prometheus", "alertmanager", "logs", "targets/node", "targets/gpu"),
+    *("provisioning/datasources", "provisioning/dashboards"),
+)
 ALLOW_LOOPBACK = "allow 127.0.0.1;\n"
 
 
@@ -169,8 +173,10 @@ def write_files(layout: Layout) -> None:
     """Writes what the programs read. Raises UsageError when the folder cannot be written."""
     state = layout.state_dir
     try:
-        for name in ("prometheus", "alertmanager", "logs", "provisioning/datasources", "provisioning/dashboards"):
+        for name in FOLDERS:
             (state / name).mkdir(parents=True, exist_ok=True)
+        # Prometheus notices new entries at once only in folders that were there when it started.
+        (layout.runs_dir / ".targets").mkdir(parents=True, exist_ok=True)
         base = yaml.safe_load((MONITORING / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))
         files = {"prometheus.yml": yaml.safe_dump(local_config(base, layout), sort_keys=False)}
         alertmanager = (MONITORING / "alertmanager" / "alertmanager.yml").read_text(encoding="utf-8")
