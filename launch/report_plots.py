@@ -63,9 +63,7 @@ def ticks(low: float, high: float) -> list[float]:
 
 def plot(series: Sequence[Series], marks: Sequence[Mark] = (), zero: bool = False) -> str:
     """Returns an SVG of the lines; `zero` begins the value axis there. Values that are not finite are gaps."""
-    cleaned = [
-        Series(s.label, [(x, y if y is not None and math.isfinite(y) else None) for x, y in s.points]) for s in series
-    ]
+    cleaned = [Series(s.label, [(x, y if _drawable(y) else None) for x, y in s.points]) for s in series]
     values = [y for s in cleaned for _, y in s.points if y is not None]
     hours = [x for s in cleaned for x, _ in s.points] + [mark.hours for mark in marks]
     if not values:
@@ -158,6 +156,11 @@ def _legend(labels: Sequence[str]) -> list[str]:
         parts.append(f'<text x="{x + 14:.0f}" y="{TOP + 10}">{html.escape(label)}</text>')
         x += 26 + 6.6 * len(label)
     return parts
+
+
+def _drawable(value: float | None) -> bool:
+    # Beyond this the height of the plot itself would overflow.
+    return value is not None and abs(value) < 1e300
 
 
 def _number(value: float) -> str:

@@ -17,7 +17,7 @@ from launch.report_plots import MAX_POINTS, Mark, Series, bars, plot, thin, tick
 from training.records import EventRecord, MetricsRecord, RunFolder, RunState
 
 BEGIN = 1_700_000_000.0
-VOID = {"meta", "line", "rect", "circle", "polyline", "br"}
+VOID = {"meta"}
 
 
 class Checker(HTMLParser):
