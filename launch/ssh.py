@@ -151,9 +151,8 @@ def _connection(node: Node, ssh_config: str | None, timeout_s: float) -> Any:
 
 def _know_host_keys(connection: Any, known_hosts: str | None) -> None:
     """Fabric accepts any host key; here the known ones count, for the host and for each hop before it."""
-    paramiko = _paramiko()
 
-    class Reject(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
+    class Reject:
         def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
             raise UnknownHostKeyError(f"{hostname} shows a {key.get_name()} key {key.fingerprint}")
 

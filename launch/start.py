@@ -22,7 +22,7 @@ from launch.request import PreparedRun, TrainRequest, prepare_demo, prepare_run
 from launch.runs import create_run, reopen_run
 from launch.ssh import HostError, Remote, on_all
 from launch.supervisor import CODE_ARCHIVE, STOP_GRACE_S
-from launch.train import train
+from launch.train import disk_is_full, storage_full, train
 from training.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from training.records import RunFolder
 
@@ -120,6 +120,8 @@ def outcome(run: RunFolder) -> dict[str, Any]:
     if watch is not None and watch.code == 0:
         return dict(json.loads(run.result.read_text(encoding="utf-8")))
     if watch is None or watch.code is None:
+        if disk_is_full(run):
+            raise storage_full(run)
         cause = f"run {run.name}: its supervisor is gone; the run itself may go on"
         raise RunFailedError(cause, f"watch it again: fab attach --run {run.name}", EXIT_FAILED)
     raise RunFailedError(

@@ -28,7 +28,7 @@ from launch.processes import start_time
 from launch.remote import NODE_ROOT, ask_agent, ensure, shell_path, start_agent
 from launch.request import dataset_facts
 from launch.ssh import HostError, Remote, on_all
-from launch.train import failure, retry_plan
+from launch.train import disk_is_full, failure, retry_plan, storage_full
 from training.config import load_config
 from training.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED
 from training.records import RunFolder
@@ -65,9 +65,16 @@ class Supervisor:
         try:
             self._supervise()
         except LoopworksError as error:
-            self._end_everywhere(list(self.remotes))
-            self._conclude(error.exit_code, error.cause, error.remedy)
+            self._give_up(error)
+        except OSError as error:
+            if not disk_is_full(self.run):
+                raise
+            self._give_up(storage_full(self.run, error))
         return int(self.watch.code or 0)
+
+    def _give_up(self, error: LoopworksError) -> None:
+        self._end_everywhere(list(self.remotes))
+        self._conclude(error.exit_code, error.cause, error.remedy)
 
     def _supervise(self) -> None:
         before = sv.read_watch(self.run)
@@ -174,6 +181,8 @@ class Supervisor:
         names = self.watch.active if healthy or state.phase == "stopped" else list(self.remotes)
         self._answers = self._on(names, self._end_if_there)
         lost = [name for name in self.watch.active if isinstance(self._answers.get(name), HostError)]
+        if disk_is_full(self.run):
+            raise storage_full(self.run)
         # A node that does not answer is at fault; one that was only silent may have been kept from speaking.
         return sv.judge(state, self.run.result.is_file(), errors, states, lost or list(silent))
 

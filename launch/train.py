@@ -105,9 +105,7 @@ def failure(run: RunFolder, code: int | None) -> LoopworksError:
         remedy = first.remedy or f"the whole story is in {run.rank_log(first.rank)}"
         return RunFailedError(f"rank {first.rank}: {first.cause}", remedy, first.exit_code)
     if disk_is_full(run):
-        return StorageError(
-            f"the file system of {run.path} is full", "free space, or choose another place: --set run.dir=PATH"
-        )
+        return storage_full(run)
     return RunFailedError(
         f"the ranks of run {run.name} ended with code {code} and left no message (killed from outside?)",
         f"read {run.logs}; on Linux, dmesg tells whether the kernel ended one for want of memory",
@@ -118,6 +116,13 @@ def failure(run: RunFolder, code: int | None) -> LoopworksError:
 def disk_is_full(run: RunFolder) -> bool:
     """True when not even a small file can be written beside the run's."""
     return shutil.disk_usage(run.path).free < SMALL_FILE_BYTES
+
+
+def storage_full(run: RunFolder, error: OSError | None = None) -> StorageError:
+    """Returns the message for a run whose file system is full."""
+    detail = f" ({error})" if error is not None else ""
+    remedy = f"free space and go on with: fab resume --run {run.name}; or choose another place: --set run.dir=PATH"
+    return StorageError(f"the file system of {run.path} is full{detail}", remedy)
 
 
 def _resume(run: RunFolder) -> str:

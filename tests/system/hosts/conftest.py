@@ -23,6 +23,7 @@ from training.records import RunFolder
 
 TOOLS = ("systemd-nspawn", "mmdebstrap", "ip", "ssh-keygen")
 HOSTS = 3
+SMALL_DISK_BYTES = 24 * 2**20
 LONG = ("training.max_steps=100000", "training.lr_schedule=constant", "checkpoint.interval_steps=5")
 
 
@@ -34,14 +35,25 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         pytest.skip(f"needs root and {', '.join(TOOLS)} (missing: {', '.join(missing) or 'root'})")
     base = tmp_path_factory.mktemp("hosts")
     shared = base / "shared"
-    shared.mkdir()
+    small = shared / "small"
+    small.mkdir(parents=True)
     python = [CHECKOUT / ".venv" if (CHECKOUT / ".venv").is_dir() else Path(sys.prefix), Path(sys.base_prefix)]
     places = [path for path in dict.fromkeys(python) if not str(path).startswith(("/usr", "/bin"))]
     state = Path("/var/tmp") / f"loopworks-hosts-{os.getpid()}"
-    with running(
-        Cluster(state, root_tree(), HOSTS, name="lwt", network="10.87.0", read_only=places, shared=[shared])
-    ) as hosts:
+    made = Cluster(state, root_tree(), HOSTS, name="lwt", network="10.87.0", read_only=places, shared=[shared])
+    with small_disk(small), running(made) as hosts:
         yield hosts
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """Inside the block `folder` is a file system that is soon full."""
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES}", "loopworks", str(folder)]
+    subprocess.run(mount, check=True, timeout=20)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True, timeout=20)
 
 
 @pytest.fixture(scope="session")
@@ -84,11 +96,15 @@ class LongRun:
         self.folder = RunFolder(runs / name)
         self.runs = runs
         settings = [part for item in LONG for part in ("--set", item)]
-        command = fab_command("train", "--config", str(config), "--name", name, *settings, *arguments)
-        self.process = subprocess.Popen(
-            command,
+        self._environment = {**os.environ, "LOOPWORKS_SSH_CONFIG": str(cluster.ssh_config)}
+        self.process = self.call("train", "--config", str(config), "--name", name, *settings, *arguments)
+
+    def call(self, *arguments: str) -> subprocess.Popen[str]:
+        """Starts a fab task in a session of its own."""
+        return subprocess.Popen(
+            fab_command(*arguments),
             cwd=CHECKOUT,
-            env={**os.environ, "LOOPWORKS_SSH_CONFIG": str(cluster.ssh_config)},
+            env=self._environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -141,8 +157,8 @@ def long_run(cluster: Cluster, shared: Path, shared_config: Path) -> Iterator[Ca
     """Starts long runs; at the end they are ended whatever happened."""
     started: list[LongRun] = []
 
-    def start(name: str, *arguments: str) -> LongRun:
-        started.append(LongRun(cluster, shared_config, shared / "runs", name, *arguments))
+    def start(name: str, *arguments: str, runs: Path = shared / "runs") -> LongRun:
+        started.append(LongRun(cluster, shared_config, runs, name, *arguments))
         return started[-1]
 
     yield start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -54,14 +55,7 @@ def test_killed_rank_then_killed_supervisor(call: Call, cluster: Cluster, long_r
     assert "fab attach" in errors
     before = run.step()
     run.reaches(before + 3)  # nobody watches, and it goes on
-    again = subprocess.Popen(
-        fab_command("attach", "--dir", str(run.runs), "--run", "rank"),
-        cwd=CHECKOUT,
-        env={**os.environ, "LOOPWORKS_SSH_CONFIG": str(cluster.ssh_config)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    again = run.call("attach", "--dir", str(run.runs), "--run", "rank")
     wait_for(run.is_watched, "supervisor")
     time.sleep(1)
     again.send_signal(signal.SIGINT)
@@ -142,3 +136,20 @@ def test_a_run_ends_well_without_the_ssh_daemon(
     assert json.loads(output)["steps"] == 20
     assert not cluster.hosts[1].processes_of_run(shared / "runs/nossh")
     cluster.hosts[1].kill()  # boots again after the test
+
+
+def test_a_full_disk_is_said_and_not_tried_again(cluster: Cluster, shared: Path, long_run: Start) -> None:
+    run = long_run("full", "--nodes", "lwt1,lwt2", "--set", f"run.dir={shared}/small", runs=shared / "small")
+    run.reaches(3)
+    with (shared / "small" / "ballast").open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
+        while True:
+            ballast.write(b"x" * 4096)
+    try:
+        _, errors = run.process.communicate(timeout=60)
+    finally:
+        (shared / "small" / "ballast").unlink()
+    assert run.process.returncode == 2, errors
+    assert "full" in errors or "No space left" in errors
+    assert "next: free space" in errors
+    assert run.supervision()["attempt"] == 1
+    assert all(empty(host, run) for host in cluster.hosts)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.system.conftest import CHECKOUT, fab_command
 from tests.system.hosts.cluster import Cluster
-from tests.system.hosts.conftest import LongRun, rank_on
+from tests.system.hosts.conftest import LongRun, rank_on, wait_for
 from training.records import RunFolder
 
 pytestmark = pytest.mark.system
@@ -25,7 +25,9 @@ def losses(folder: Path) -> list[float | None]:
     return [record.loss for record in RunFolder(folder).read_metrics()]
 
 
-def test_two_hosts_train_to_the_losses_of_one(call: Call, cluster: Cluster, shared: Path, shared_config: Path) -> None:
+def test_two_hosts_train_to_the_losses_of_one_over_ssh_and_mpirun(
+    call: Call, cluster: Cluster, shared: Path, shared_config: Path
+) -> None:
     nodes = ("--nodes", f"{cluster.name}[1-2]", "--config", str(shared_config))
     before = cluster.hosts[0].ssh("find ~/.loopworks", check=False).stdout
     planned = call("train", *nodes, "--dry-run", "--json")
@@ -54,6 +56,11 @@ def test_two_hosts_train_to_the_losses_of_one(call: Call, cluster: Cluster, shar
     for host in cluster.hosts[:2]:
         assert not host.processes_of_run(shared / "runs" / "two")
 
+    # Open MPI starts the same module; values go by its environment, not by its command line.
+    mpi = call("train", *nodes, "--name", "mpi", "--json", "--backend", "mpirun", "--env", f"ODD={ODD}")
+    assert mpi.returncode == 0, mpi.stderr + (shared / "runs/mpi/logs/mpirun.log").read_text()
+    assert losses(shared / "runs" / "mpi") == pytest.approx(losses(shared / "runs" / "one"), abs=1e-4)
+
 
 def test_odd_values_reach_the_ranks_and_stop_leaves_nothing(
     call: Call, cluster: Cluster, shared: Path, long_run: Callable[..., LongRun]
@@ -74,3 +81,13 @@ def test_odd_values_reach_the_ranks_and_stop_leaves_nothing(
     assert "fab resume" in errors
     assert run.folder.read_state().phase == "stopped"
     assert list(run.folder.checkpoints.glob("step-*"))
+
+    before = run.step()
+    again = run.call("resume", "--dir", str(run.runs), "--run", "odd")
+    wait_for(lambda: run.step() > before + 1, "a step after the resume", 60, run.diagnosis)
+    assert rank_on(cluster.hosts[1], run.folder).environ()["ODD"] == ODD, "it goes on as it was started"
+    stopped = call("stop", "--dir", str(run.runs), "--run", "odd")
+    assert stopped.returncode == 0, stopped.stderr
+    _, errors = again.communicate(timeout=30)
+    assert again.returncode == 130, errors
+    assert "torchrun" in call("logs", "--dir", str(run.runs), "--node", "lwt2").stdout

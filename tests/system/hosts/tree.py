@@ -8,11 +8,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
-# Short: systemd, sshd and what the tests look at. Python comes with a bind mount of this machine's environment.
-PACKAGES = "systemd,systemd-sysv,dbus,openssh-server,iproute2,procps,netbase"
+# Short: systemd, sshd, Open MPI and what the tests look at. Python comes with a bind mount from this machine.
+PACKAGES = "systemd,systemd-sysv,dbus,openssh-server,openssh-client,iproute2,procps,netbase,openmpi-bin"
 # Nothing in a container owns consoles, clocks or package updates.
 MASKED = ("console-getty.service", "getty@tty1.service", "systemd-timesyncd.service", "apt-daily.timer")
-VERSION = "1"
+VERSION = "2"
 
 
 def cache_directory() -> Path:
