@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from training.config.schema import ModelSection
+from training.config.exported import model_section
 from training.errors import EXIT_FAILED, EXIT_OK, LoopworksError, UsageError
 from training.model.exits import ExitMeasure, Measure
 from training.model.generate import stream
@@ -38,24 +37,6 @@ GRADIENT_ATOL = 1e-5
 EXIT_ATOL = 1e-4
 BF16_LOSS_ATOL = 0.03
 DERIVED_RTOL = 1e-6
-
-# Reference configuration key -> ours.
-CONFIG_KEYS = {
-    "vocab_size": "vocab_size",
-    "block_size": "context_length",
-    "n_embd": "width",
-    "n_heads": "heads",
-    "intermediate_size": "mlp_width",
-    "n_layers_in_prelude": "prelude_layers",
-    "n_layers_in_recurrent_block": "core_layers",
-    "n_layers_in_coda": "coda_layers",
-    "mean_recurrence": "mean_recurrence",
-    "mean_backprop_depth": "backprop_depth",
-    "rope_base": "rope_base",
-    "norm_eps": "norm_eps",
-    "qk_bias": "qk_bias",
-    "tie_embeddings": "tie_embeddings",
-}
 
 
 @dataclass(frozen=True)
@@ -104,20 +85,6 @@ def load_fixture(path: Path) -> Fixture:
     if absent:
         raise UsageError(f"{files[2]} holds no {' and no '.join(sorted(absent))}", "use a complete golden file")
     return Fixture(base.name, description, golden, model)
-
-
-def model_section(config: Any, file: Path) -> ModelSection:
-    """Returns our configuration of a model for the reference's. Raises UsageError if something cannot be expressed."""
-    if not isinstance(config, dict) or CONFIG_KEYS.keys() - config.keys():
-        absent = sorted(CONFIG_KEYS.keys() - (config or {}).keys()) if isinstance(config, dict | None) else ["config"]
-        raise UsageError(f"{file} lacks configuration keys: {', '.join(absent)}", "use the reference's configuration")
-    heads = config["n_heads"]
-    if config.get("num_key_value_heads", heads) != heads:
-        raise UsageError(f"{file} asks for grouped-query attention, which this model does not have", "use another set")
-    try:
-        return ModelSection(preset=None, **{ours: config[theirs] for theirs, ours in CONFIG_KEYS.items()})
-    except ValidationError as error:
-        raise UsageError(f"{file}: the configuration is not valid: {error}", "correct the file") from error
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from training.config.schema import ModelSection
 from training.errors import UsageError
@@ -29,26 +31,37 @@ REFERENCE_KEYS = {
 }
 
 
-def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of our model section for a config.json of the reference or of an export. Raises UsageError."""
+def model_values(config: Any, file: str | Path = "config.json") -> dict[str, Any]:
+    """Returns the values of our model section for a config.json of the reference or of an export.
+
+    `file` is for messages. Raises UsageError when something is missing or cannot be expressed.
+    """
+    if not isinstance(config, dict):
+        raise UsageError(f"{file} holds no configuration keys", "use the reference's configuration")
     if config.get("model_type") != MODEL_TYPE:
         if "preset" in config:
             return dict(config)
         raise UsageError(
-            f"config.json is of model type {config.get('model_type')!r}, not {MODEL_TYPE!r}",
+            f"{file} is of model type {config.get('model_type')!r}, not {MODEL_TYPE!r}",
             "import a checkpoint of the recurrent reference model, or one written by `fab export`",
         )
     missing = sorted(REFERENCE_KEYS.keys() - config.keys())
     if missing:
-        raise UsageError(f"config.json lacks {', '.join(missing)}", "take the config.json that belongs to the weights")
+        raise UsageError(
+            f"{file} lacks configuration keys: {', '.join(missing)}",
+            "take the configuration that belongs to the weights",
+        )
     heads = config["n_heads"]
     if config.get("num_key_value_heads", heads) != heads:
         raise UsageError(
-            "the model shares keys and values among heads, which this trainer does not", "import another model"
+            f"{file} asks for grouped-query attention, which this model does not have", "use another model"
         )
     return {"preset": None, **{ours: config[theirs] for theirs, ours in REFERENCE_KEYS.items()}}
 
 
-def model_section(config: Mapping[str, Any]) -> ModelSection:
+def model_section(config: Any, file: str | Path = "config.json") -> ModelSection:
     """Returns our model section for a config.json. Raises UsageError."""
-    return ModelSection.model_validate(model_values(config))
+    try:
+        return ModelSection.model_validate(model_values(config, file))
+    except ValidationError as error:
+        raise UsageError(f"{file}: the configuration is not valid: {error}", "correct the file") from error

@@ -98,7 +98,7 @@ def test_what_does_not_fit_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"model_type": "llama"}, "model type 'llama'"), ({"num_key_value_heads": 2}, "shares keys and values")],
+    [({"model_type": "llama"}, "model type 'llama'"), ({"num_key_value_heads": 2}, "grouped-query attention")],
 )
 def test_other_models_are_refused(tmp_path, change, words):
     config, _ = _golden("tiny_a")
