@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from training.records import MetricsRecord, RunFolder
 
 log = logging.getLogger("training")
+
+BAR_MIN_WIDTH = 110
 
 
 @dataclass(frozen=True)
@@ -78,13 +81,14 @@ class ConsoleProgress:
         self._last_plain = time.monotonic()
         if not self.console.is_terminal:
             return
+        # The numbers come first: the bar is drawn only where there is room for it.
+        bar = [BarColumn(bar_width=20)] if self.console.width >= BAR_MIN_WIDTH else []
         self._bar = Progress(
             TextColumn("step {task.completed}/{task.total}"),
-            BarColumn(bar_width=24),
+            *bar,
             TextColumn("{task.description}"),
-            TimeElapsedColumn(),
             TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=False),
+            TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True, min_width=8)),
             console=self.console,
             refresh_per_second=2,
         )

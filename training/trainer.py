@@ -31,6 +31,8 @@ from training.preemption import StopFlag
 from training.records import RunFolder
 from training.safety import Progress, Safety, advance
 
+HEALTH_FROM_STEP = 1000
+
 
 @dataclass(frozen=True)
 class GlobalStep:
@@ -218,8 +220,10 @@ class Trainer:
         one, mean = self.evaluator.perplexity(1), self.evaluator.perplexity(recurrence)
         text = f"step {step}: held-out perplexity {mean:.2f} at r={recurrence}, {one:.2f} at r=1"
         self._announce("evaluation", text, perplexity=mean, perplexity_one=one, recurrence=recurrence)
-        for alarm in health_alarms(self._last_correlation, one, mean):
-            self._announce("health", f"step {step}: {alarm}")
+        # A model that has hardly learned anything does not use its state either.
+        if step >= min(HEALTH_FROM_STEP, self.total_steps // 2):
+            for alarm in health_alarms(self._last_correlation, one, mean):
+                self._announce("health", f"step {step}: {alarm}")
         return math.log(mean)
 
     def _announce(self, kind: str, message: str, **details: Any) -> None:
