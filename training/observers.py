@@ -1,4 +1,4 @@
-"""Callbacks of rank 0 that connect a run with monitoring: the exporter, its sampler, and requests from outside."""
+"""Callbacks that connect a run with monitoring: exporter, sampler, the pace of a node, requests from outside."""
 
 from __future__ import annotations
 
@@ -16,16 +16,72 @@ log = logging.getLogger("training")
 
 
 def observers(
-    run: RunFolder, section: MonitoringSection, *, master: str, cuda: bool, request_save: Callable[[str], None]
+    run: RunFolder,
+    section: MonitoringSection,
+    *,
+    rank: int,
+    local_rank: int,
+    master: str,
+    cuda: bool,
+    request_save: Callable[[str], None],
 ) -> list[Callback]:
-    """Returns the callbacks of rank 0 that `section` asks for; `master` is the node where the ranks meet."""
-    requests = SaveRequests(run, request_save)
-    if section.port is None:
-        return [requests]
-    if section.communication_sampling == 0:
-        return [requests, Exporter(run, section, master=master)]
-    sampler = CommunicationSampler(section.communication_sampling, cuda=cuda)
-    return [requests, sampler, Exporter(run, section, master=master, communication_ratio=lambda: sampler.ratio)]
+    """Returns the callbacks of this rank that `section` asks for; `master` is the node where the ranks meet.
+
+    Rank 0 serves the run's metrics and takes requests; the first rank of each node notes the node's own pace.
+    """
+    serves = rank == 0 and section.port is not None
+    paced = local_rank == 0 and section.textfile_dir is not None
+    found: list[Callback] = [SaveRequests(run, request_save)] if rank == 0 else []
+    ratio: Callable[[], float | None] = lambda: None  # noqa: E731 (one of two sources, chosen below)
+    if section.communication_sampling > 0 and (serves or paced):
+        sampler = CommunicationSampler(section.communication_sampling, cuda=cuda)
+        found.append(sampler)
+        ratio = lambda: sampler.ratio  # noqa: E731
+    if serves:
+        found.append(Exporter(run, section, master=master, communication_ratio=ratio))
+    if paced and section.textfile_dir is not None:
+        found.append(PaceFile(Path(section.textfile_dir), run.name, ratio))
+    return found
+
+
+class PaceFile:
+    """Callback of the first rank of a node: writes the part of a step that is the node's own, without waiting.
+
+    In a synchronous step all nodes take equally long; a slow one is known by waiting less than the rest. For
+    node_exporter's textfile collector: written whole, removed at the end.
+    """
+
+    def __init__(self, directory: Path, run: str, communication_ratio: Callable[[], float | None]) -> None:
+        self._path, self._run, self._ratio = directory / f"loopworks_pace_{run}.prom", run, communication_ratio
+        self._works = True
+
+    def on_start(self, step: int, total_steps: int) -> None:
+        """Nothing to do."""
+
+    def on_step(self, report: StepReport) -> None:
+        """Writes at each log interval, once the share of communication is known."""
+        ratio = self._ratio()
+        if report.metrics is None or ratio is None or not self._works:
+            return
+        busy_s = report.metrics.step_s * (1.0 - ratio)
+        text = f'# TYPE loopworks_node_busy_seconds gauge\nloopworks_node_busy_seconds{{run="{self._run}"}} {busy_s}\n'
+        temporary = self._path.with_name(f".{self._path.name}.tmp")
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(self._path)
+        except OSError as error:
+            self._works = False
+            log.warning("the node's pace is not told: cannot write %s: %s", self._path, error.strerror or error)
+
+    def on_message(self, text: str) -> None:
+        """Nothing to do."""
+
+    def on_end(self) -> None:
+        """Takes the file away: a node without a run has no pace."""
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("cannot remove %s: %s", self._path, error.strerror or error)
 
 
 class SaveRequests:

@@ -15,7 +15,7 @@ import training.__main__ as entry
 import training.trainer as trainer_module
 from training import job
 from training.metrics import Exporter
-from training.observers import observers
+from training.observers import SaveRequests, observers
 
 FAULTS = os.environ.get("MONITORING_FAULT", "").split(",")
 RANK = int(os.environ["RANK"])
@@ -26,10 +26,15 @@ class ObservedTrainer(trainer_module.Trainer):
 
     def __init__(self, config: Any, rank: Any, engine: Any, dataset: Any, run: Any, **rest: Any) -> None:
         callbacks = list(rest.pop("callbacks", ()))
-        if rank.is_first and not any(isinstance(callback, Exporter) for callback in callbacks):
-            master = os.environ.get("MASTER_ADDR", "127.0.0.1")
+        if not any(isinstance(callback, SaveRequests | Exporter) for callback in callbacks):
             callbacks += observers(
-                run, config.monitoring, master=master, cuda=False, request_save=rest["flag"].request_save
+                run,
+                config.monitoring,
+                rank=rank.rank,
+                local_rank=rank.local_rank,
+                master=os.environ.get("MASTER_ADDR", "127.0.0.1"),
+                cuda=False,
+                request_save=rest["flag"].request_save,
             )
         super().__init__(config, rank, engine, dataset, run, callbacks=callbacks, **rest)
 

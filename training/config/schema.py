@@ -283,6 +283,9 @@ class MonitoringSection(Section):
     cluster: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] = Field(
         "local", description="Name of the cluster in metrics and alerts."
     )
+    textfile_dir: str | None = Field(
+        None, description="Folder of node_exporter's textfile collector, for each node's own pace; null: none."
+    )
     communication_sampling: Fraction = Field(
         0.005,
         description="Share of the time that profiling single steps for exposed communication may cost; 0 does none.",

@@ -29,7 +29,7 @@ from training.metrics import (
     restart_reasons,
     target_file,
 )
-from training.observers import SaveRequests, observers, save_request_file
+from training.observers import PaceFile, SaveRequests, observers, save_request_file
 from training.records import EventRecord, MetricsRecord, RunFolder, RunState
 
 
@@ -255,11 +255,45 @@ def test_a_request_for_a_checkpoint_is_passed_on_once(run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"), [({}, 3), ({"communication_sampling": 0.0}, 2), ({"port": None}, 1)], ids=str
+    ("changes", "ranks", "expected"),
+    [
+        ({}, (0, 0), ["SaveRequests", "CommunicationSampler", "Exporter"]),
+        ({"communication_sampling": 0.0}, (0, 0), ["SaveRequests", "Exporter"]),
+        ({"port": None}, (0, 0), ["SaveRequests"]),
+        ({}, (8, 0), []),
+        ({"textfile_dir": "x"}, (8, 0), ["CommunicationSampler", "PaceFile"]),
+        ({"textfile_dir": "x"}, (9, 1), []),
+    ],
 )
-def test_observers_follow_the_configuration(run: RunFolder, changes: dict[str, object], expected: int) -> None:
+def test_observers_follow_configuration_and_rank(
+    run: RunFolder, changes: dict[str, object], ranks: tuple[int, int], expected: list[str]
+) -> None:
     section = MonitoringSection.model_validate(changes)
-    assert len(observers(run, section, master="127.0.0.1", cuda=False, request_save=print)) == expected
+    found = observers(
+        run, section, rank=ranks[0], local_rank=ranks[1], master="127.0.0.1", cuda=False, request_save=print
+    )
+    assert [type(callback).__name__ for callback in found] == expected
+
+
+def test_a_nodes_own_pace_is_told_while_it_trains(tmp_path: Path) -> None:
+    ratios = [None, 0.25]
+    pace = PaceFile(tmp_path, "r", lambda: ratios[0])
+    pace.on_step(StepReport(1, 10, record(1, step_s=2.0)))
+    assert not list(tmp_path.iterdir())
+    ratios.pop(0)
+    pace.on_step(StepReport(2, 10, record(2, step_s=2.0)))
+    (file,) = tmp_path.iterdir()
+    assert 'loopworks_node_busy_seconds{run="r"} 1.5' in file.read_text()
+    pace.on_end()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_pace_that_cannot_be_written_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pace = PaceFile(tmp_path / "no folder", "r", lambda: 0.1)
+    for step in (1, 2, 3):
+        pace.on_step(StepReport(step, 10, record(step)))
+    pace.on_end()
+    assert caplog.text.count("is not told") == 1
 
 
 def test_restarts_are_told_by_what_ended_the_attempt_before() -> None:
