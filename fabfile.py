@@ -88,7 +88,7 @@ def train(
 ) -> None:
     """Train the model of a configuration, here or on nodes, or go on with a run."""
     from launch.cluster import ClusterRequest
-    from launch.present import print_json, print_line, print_plan
+    from launch.present import Screen, print_json, print_plan
     from launch.request import TrainRequest
     from launch.start import prepare, start
 
@@ -109,7 +109,7 @@ def train(
         return
     if not json:
         print_plan(prepared.plan)
-    result = start(request, cluster, prepared, (lambda line: None) if json else print_line)
+    result = start(request, cluster, prepared, Screen(quiet=json))
     if json:
         print_json(result)
 
@@ -184,11 +184,11 @@ def preflight(
 @_exits_cleanly
 def attach(c: Context, run: str | None = None, dir: str = "runs", json: bool = False) -> None:  # noqa: A002
     """Follow a run on nodes again; starts its supervisor when that is gone."""
-    from launch.present import print_json, print_line
+    from launch.present import Screen, print_json
     from launch.runs import find_run
     from launch.start import attach as attach_to
 
-    result = attach_to(find_run(dir, run), (lambda line: None) if json else print_line)
+    result = attach_to(find_run(dir, run), Screen(quiet=json))
     if json:
         print_json(result)
 
@@ -197,11 +197,11 @@ def attach(c: Context, run: str | None = None, dir: str = "runs", json: bool = F
 @_exits_cleanly
 def resume(c: Context, run: str | None = None, dir: str = "runs", json: bool = False) -> None:  # noqa: A002
     """Go on with a run that ended, where and as it was started, from its newest checkpoint that verifies."""
-    from launch.present import print_json, print_line
+    from launch.present import Screen, print_json
     from launch.runs import find_run
     from launch.start import resume as resume_run
 
-    result = resume_run(find_run(dir, run), (lambda line: None) if json else print_line)
+    result = resume_run(find_run(dir, run), Screen(quiet=json))
     if json:
         print_json(result)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
+import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,9 +19,9 @@ from launch.machine import Gpu, MachineFacts
 from launch.nodes import Node, parse_nodes, read_inventory
 from launch.plan import build_plan
 from launch.preflight import Finding, PreflightError, Wanted, failed, judge
-from launch.remote import CHECKOUT, NODE_ROOT, call, checkout_files, content_hash
+from launch.remote import CHECKOUT, NODE_ROOT, call, checkout_files, content_hash, pack, send, shell_path
 from launch.request import PreparedRun, TrainRequest, dataset_directory, dataset_facts, read_config
-from launch.ssh import HostError, Remote, on_all
+from launch.ssh import HostError, Outcome, Remote, on_all
 from launch.supervision import Settings
 from training.errors import EXIT_PREFLIGHT
 
@@ -28,6 +30,7 @@ DEFAULT_RESTARTS = 3
 DEFAULT_HANG_S = 300.0
 FACTS_TIMEOUT_S = 30.0
 DEEP_TIMEOUT_S = 90.0
+BANDWIDTH_TIMEOUT_S = 90
 
 
 @dataclass(frozen=True)
@@ -197,7 +200,9 @@ def preflight(request: TrainRequest, cluster: ClusterRequest) -> Report:
     with remotes(everyone, cluster.ssh_config) as hosts:
         answers = ask_facts(hosts, cluster, [p for p in (run_dir, data_path) if p], run_dir, deep=True)
         findings = judge(answers, Wanted(run_dir, data_path, cluster.port), deep=True)
-        return Report(findings + check_reach(hosts, answers, cluster))
+        findings += check_reach(hosts, answers, cluster)
+        # Without a connection it could only wait.
+        return Report(findings if failed(findings) else findings + check_bandwidth(hosts, answers, cluster))
 
 
 def check_reach(
@@ -230,6 +235,44 @@ def check_reach(
         else:
             found.append(Finding("rendezvous", name, "ok", f"reaches {where}"))
     return found
+
+
+def check_bandwidth(hosts: Sequence[Remote], answers: Mapping[str, Any], cluster: ClusterRequest) -> list[Finding]:
+    """All nodes together sum a tensor over the network that training will use; says how fast."""
+    able = [host for host in hosts if isinstance(answers[host.node.name], dict)]
+    if len(able) < 2:
+        return []
+    facts = {host.node.name: answers[host.node.name] for host in able}
+    code = f"{NODE_ROOT}/code/{content_hash(CHECKOUT, checkout_files())}"
+    archive = pack(CHECKOUT, checkout_files())
+    first = able[0].node.name
+    place = meeting(facts[first], cluster.port)
+
+    def act(host: Remote) -> Outcome:
+        if host.run(f"[ -d {shell_path(code)} ]").code:
+            send(host, archive, code)
+        fact = facts[host.node.name]
+        variables = {"RANK": str(able.index(host)), "WORLD_SIZE": str(len(able)), "MASTER_ADDR": place.address}
+        variables |= {"MASTER_PORT": str(place.master_port), "OMP_NUM_THREADS": "1"}
+        if fact["interface"]:
+            variables |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), fact["interface"])
+        words = [f"{name}={value}" for name, value in variables.items()]
+        command = shlex.join(["env", *words, fact["python"], "-m", "training.bandwidth"])
+        return host.run(f"cd {shell_path(code)} && exec timeout {BANDWIDTH_TIMEOUT_S} {command}", timeout_s=180)
+
+    outcomes = on_all(able, act, pool_size=len(able))
+    bad = {name: o for name, o in outcomes.items() if isinstance(o, HostError) or o.code}
+    remedy = "see that the nodes reach each other on all ports (security group, firewall, interface names)"
+    if bad:
+        return [
+            Finding("all-reduce", name, "fail", o.cause if isinstance(o, HostError) else o.reason, remedy)
+            for name, o in bad.items()
+        ]
+    lead = outcomes[first]
+    assert isinstance(lead, Outcome)
+    measured = json.loads(lead.text.strip().splitlines()[-1])
+    rate = f"{measured['bytes_per_s'] / 1e9:.2f} GB/s by {measured['backend']} over {len(able)} nodes"
+    return [Finding("all-reduce", first, "ok", rate)]
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
 
 from launch.backends.base import LaunchSpec
@@ -22,9 +23,33 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=1))
 
 
-def print_line(line: str) -> None:
-    """Prints a line of a log as it is."""
-    print(line, flush=True)
+class Screen:
+    """What a person sees of a run on nodes: the lines of its logs, and below them how it is now (on a terminal)."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._console = Console()
+        self._status: Status | None = None
+
+    def line(self, text: str) -> None:
+        """Shows a line of a log as it is."""
+        if not self._quiet:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def now(self, text: str) -> None:
+        """Replaces the line below."""
+        if self._quiet or not self._console.is_terminal:
+            return
+        if self._status is None:
+            self._status = self._console.status(text)
+            self._status.start()
+        self._status.update(text)
+
+    def close(self) -> None:
+        """Takes the line below away."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
 
 
 def print_findings(findings: Sequence[Finding]) -> None:

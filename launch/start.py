@@ -7,8 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from launch import supervision as sv
 from launch.cluster import ClusterRequest, PreparedCluster, prepare_again, prepare_cluster
@@ -27,7 +26,19 @@ from training.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from training.records import RunFolder
 
 POLL_S = 0.3
-Say = Callable[[str], None]
+
+
+class Screen(Protocol):
+    """Where a run is shown."""
+
+    def line(self, text: str) -> None:
+        """Shows a line of a log."""
+
+    def now(self, text: str) -> None:
+        """Replaces the line that says how the run is."""
+
+    def close(self) -> None:
+        """Takes that line away."""
 
 
 def prepare(request: TrainRequest, cluster: ClusterRequest, dry_run: bool = False) -> PreparedRun:
@@ -37,7 +48,7 @@ def prepare(request: TrainRequest, cluster: ClusterRequest, dry_run: bool = Fals
     return under_mpirun(prepared, cluster) if cluster.backend == "mpirun" else prepared
 
 
-def start(request: TrainRequest, cluster: ClusterRequest, prepared: PreparedRun, say: Say) -> dict[str, Any]:
+def start(request: TrainRequest, cluster: ClusterRequest, prepared: PreparedRun, screen: Screen) -> dict[str, Any]:
     """Runs what was prepared to its end and returns its result. Raises LoopworksError."""
     if not (prepared.dataset_dir / "manifest.json").is_file():
         prepare_demo(prepared.config, prepared.dataset_dir, console=request.console)
@@ -53,10 +64,10 @@ def start(request: TrainRequest, cluster: ClusterRequest, prepared: PreparedRun,
         (run.path / left).unlink(missing_ok=True)
     sv.write(run.path / "nodes.json", prepared.settings)
     start_supervisor(run)
-    return attach(run, say)
+    return attach(run, screen)
 
 
-def resume(run: RunFolder, say: Say) -> dict[str, Any]:
+def resume(run: RunFolder, screen: Screen) -> dict[str, Any]:
     """Goes on with a run that ended, on the nodes it had. Raises LoopworksError."""
     directory = f"run.dir={json.dumps(str(run.path.parent))}"
     request = TrainRequest(resume=run.name, overrides=(directory,))
@@ -64,7 +75,7 @@ def resume(run: RunFolder, say: Say) -> dict[str, Any]:
     if settings is None:
         return train(request)
     prepared = prepare_again(request, settings)
-    return start(request, ClusterRequest(), prepared, say)
+    return start(request, ClusterRequest(), prepared, screen)
 
 
 def start_supervisor(run: RunFolder) -> None:
@@ -96,7 +107,7 @@ def is_watched(run: RunFolder) -> bool:
     return watch is not None and watch.phase != "ended" and is_running(watch.pid, watch.start)
 
 
-def attach(run: RunFolder, say: Say) -> dict[str, Any]:
+def attach(run: RunFolder, screen: Screen) -> dict[str, Any]:
     """Shows the run until it ends and returns its result; starts a supervisor when there is none.
 
     Raises RunFailedError with the run's own exit code, or when Ctrl-C detaches.
@@ -107,7 +118,7 @@ def attach(run: RunFolder, say: Say) -> dict[str, Any]:
     if not is_watched(run) and (watch is None or watch.phase != "ended"):
         start_supervisor(run)
     try:
-        _show(run, say)
+        _show(run, screen)
     except KeyboardInterrupt:
         remedy = f"come back: fab attach --run {run.name}; end it: fab stop --run {run.name}"
         raise RunFailedError("detached; the run goes on", remedy, EXIT_INTERRUPTED) from None
@@ -129,17 +140,29 @@ def outcome(run: RunFolder) -> dict[str, Any]:
     )
 
 
-def _show(run: RunFolder, say: Say) -> None:
-    """Tells new lines of rank 0's log and what the supervisor does, until it has ended."""
+def _show(run: RunFolder, screen: Screen) -> None:
+    """Shows new lines of rank 0's log and what the supervisor does, until it has ended."""
     tails = [_Tail(run, "train.log"), _Tail(run, "supervisor.log")]
-    while True:
-        over = not is_watched(run)
-        for tail in tails:
-            for line in tail.lines():
-                say(line)
-        if over:
-            return
-        time.sleep(POLL_S)
+    try:
+        while True:
+            over = not is_watched(run)
+            for tail in tails:
+                for line in tail.lines():
+                    screen.line(line)
+            if over:
+                return
+            watch = sv.read_watch(run)
+            if watch is not None:
+                screen.now(sv.describe(watch, sv.read_nodes(run, watch.attempt), _last_checkpoint(run), time.time()))
+            time.sleep(POLL_S)
+    finally:
+        screen.close()
+
+
+def _last_checkpoint(run: RunFolder) -> float | None:
+    """Returns when the newest checkpoint was written, Unix time."""
+    folders = list(run.checkpoints.glob("step-*"))
+    return max((folder.stat().st_mtime for folder in folders), default=None)
 
 
 class _Tail:

@@ -27,6 +27,7 @@ from launch.plan import DatasetFacts, RunPlan, build_plan
 from launch.processes import start_time
 from launch.remote import NODE_ROOT, ask_agent, ensure, shell_path, start_agent
 from launch.request import dataset_facts
+from launch.runs import LIVE
 from launch.ssh import HostError, Remote, on_all
 from launch.train import disk_is_full, failure, retry_plan, storage_full
 from training.config import load_config
@@ -84,11 +85,12 @@ class Supervisor:
         self._note()
         nodes = self.watch.active or [item["name"] for item in self.settings.nodes]
         while True:
-            if not adopted:
-                self._start(nodes)
+            if not adopted and self._stop_asked():
+                return self._close(sv.Decision(kind="stopped", reason="stopped before it had started"))
+            decision = None if adopted else self._start(nodes)
             adopted = False
-            states, lost = self._wait(self.watch.active)
-            decision = self._decide(states, lost)
+            if decision is None:
+                decision = self._decide(*self._wait(self.watch.active))
             log.info("attempt %d: %s %s", self.watch.attempt, decision.kind, decision.reason)
             if decision.kind in ("finished", "stopped", "failed"):
                 return self._close(decision)
@@ -96,15 +98,19 @@ class Supervisor:
 
     # -- start ------------------------------------------------------------------------------------------------------
 
-    def _start(self, names: Sequence[str]) -> None:
-        """Sends what is missing, ends what an earlier attempt left, and starts the agents of all nodes."""
+    def _start(self, names: Sequence[str]) -> sv.Decision | None:
+        """Sends what is missing, ends what an earlier attempt left, and starts the agents of all nodes.
+
+        Returns what follows when that fails on a node.
+        """
         attempt = self.watch.attempt + 1
         self._note(attempt=attempt, active=list(names), phase="preparing")
         if attempt > 1:
             self.plan = self._replan(names)
         plan = self.plan or self._first_plan(names)
         ready = self._on(names, self._prepare)
-        self._raise_failures(ready)
+        if (fault := self._fault_of(ready)) is not None:
+            return fault
         place = meeting(self.settings.facts[names[0]], self.settings.port, ready[names[0]]["ports"])
         specs = node_specs(plan, self.settings.facts, place, str(self.run.path), self.settings.code, self.settings.env)
         common = {"run": str(self.run.path), "attempt": attempt, "token": secrets.token_hex(16)}
@@ -117,9 +123,14 @@ class Supervisor:
             start_agent(remote, facts["python"], spec["directory"], self._agent_folder(remote.node.name), spec)
             return True
 
-        self._raise_failures(self._on(names, begin))
+        if (fault := self._fault_of(self._on(names, begin))) is not None:
+            return fault
+        if self._stop_asked():
+            self._end_everywhere(names)
+            return sv.Decision(kind="stopped", reason="stopped while it was started")
         self._note(phase="running")
         self.run.event("nodes", self.run.read_state().step, f"attempt {attempt} on {', '.join(names)}")
+        return None
 
     def _prepare(self, remote: Remote) -> dict[str, Any]:
         """Code and data are there and nothing of the run is running: returns two free ports."""
@@ -183,6 +194,9 @@ class Supervisor:
         lost = [name for name in self.watch.active if isinstance(self._answers.get(name), HostError)]
         if disk_is_full(self.run):
             raise storage_full(self.run)
+        if self._stop_asked() and not healthy:
+            # Ranks that had not begun to train leave without a word.
+            return sv.Decision(kind="stopped", reason=state.message or "stopped before the first step")
         # A node that does not answer is at fault; one that was only silent may have been kept from speaking.
         return sv.judge(state, self.run.result.is_file(), errors, states, lost or list(silent))
 
@@ -214,9 +228,10 @@ class Supervisor:
         if decision.kind == "finished":
             return self._conclude(0, "finished")
         if decision.kind == "stopped":
-            started = self.run.read_state().started
-            asked = any(e.kind == "stop_requested" and e.time >= started for e in self.run.read_events())
-            return self._conclude(EXIT_INTERRUPTED if asked else EXIT_PREEMPTED, decision.reason, self._remedy())
+            if self.run.read_state().phase in LIVE:
+                self.run.update_state(phase="stopped", message=decision.reason)
+            code = EXIT_INTERRUPTED if self._stop_asked() else EXIT_PREEMPTED
+            return self._conclude(code, decision.reason, self._remedy())
         return self._conclude(decision.code, decision.reason, decision.remedy)
 
     def _conclude(self, code: int, message: str, remedy: str = "") -> None:
@@ -257,11 +272,19 @@ class Supervisor:
     def _on(self, names: Sequence[str], action: Any) -> dict[str, Any]:
         return on_all([self.remotes[name] for name in names], action)
 
-    def _raise_failures(self, answers: dict[str, Any]) -> None:
-        """A node that fails between preflight and start is blamed like one that fails later, on the next round."""
-        failures = [answer for answer in answers.values() if isinstance(answer, HostError)]
-        if failures:
-            raise RunFailedError(failures[0].cause, failures[0].remedy, EXIT_FAILED)
+    def _fault_of(self, answers: dict[str, Any]) -> sv.Decision | None:
+        """A node that fails between preflight and start is blamed like one that fails later."""
+        failures = {name: answer for name, answer in answers.items() if isinstance(answer, HostError)}
+        if not failures:
+            return None
+        self._answers = self._on(list(self.remotes), self._end_if_there)
+        first = next(iter(failures.values()))
+        return sv.Decision(kind="restart", reason=first.cause, blame=list(failures), remedy=first.remedy)
+
+    def _stop_asked(self) -> bool:
+        """True when a person asked this start of the run to stop."""
+        started = self.run.read_state().started
+        return any(event.kind == "stop_requested" and event.time >= started for event in self.run.read_events())
 
     def _remedy(self) -> str:
         return f"go on with it by: fab resume --run {self.run.name}"

@@ -153,3 +153,12 @@ def test_a_full_disk_is_said_and_not_tried_again(cluster: Cluster, shared: Path,
     assert "next: free space" in errors
     assert run.supervision()["attempt"] == 1
     assert all(empty(host, run) for host in cluster.hosts)
+
+
+def test_stop_before_the_first_step_starts_nothing_again(call: Call, cluster: Cluster, long_run: Start) -> None:
+    run = long_run("early", "--nodes", "lwt1,lwt2")
+    wait_for(lambda: run.supervision().get("phase") == "running", "start of the agents", 60)
+    end(call, run)
+    assert run.process.returncode == 130
+    assert run.supervision()["attempt"] == 1
+    assert run.folder.read_state().phase == "stopped"

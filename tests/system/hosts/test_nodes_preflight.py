@@ -56,7 +56,19 @@ def test_all_nodes_pass_and_reach_each_other(call: Call, shared_config: Path) ->
     assert report["ok"]
     assert {finding["node"] for finding in report["findings"]} == {"lwt1", "lwt2", "lwt3"}
     checks = {finding["check"] for finding in report["findings"]}
-    assert {"reachable", "torch", "deepspeed", "python", "clock", "run.dir", "gpus", "rendezvous"} <= checks
+    assert {
+        "reachable",
+        "torch",
+        "deepspeed",
+        "python",
+        "clock",
+        "run.dir",
+        "gpus",
+        "rendezvous",
+        "all-reduce",
+    } <= checks
+    rate = next(finding["message"] for finding in report["findings"] if finding["check"] == "all-reduce")
+    assert "GB/s by gloo over 3 nodes" in rate
 
 
 def test_changed_host_key(refused: Callable[..., str], other_host_key: Host) -> None:
@@ -114,3 +126,24 @@ def test_rendezvous_port_that_is_taken_or_closed(
     (fault,) = [finding for finding in json.loads(outcome.stdout)["findings"] if finding["level"] == "fail"]
     assert (fault["check"], fault["node"]) == ("rendezvous", "lwt2")
     assert "cannot reach" in fault["message"]
+
+
+def test_a_host_behind_a_jump_host_and_a_hop_that_is_not_known(
+    call: Call, cluster: Cluster, shared_config: Path, tmp_path: Path
+) -> None:
+    config, known = tmp_path / "ssh_config", tmp_path / "known_hosts"
+    behind = cluster.ssh_config.read_text().replace("Host lwt2\n", "Host behind\n  ProxyJump lwt1\n")
+    config.write_text(behind.replace(str(cluster.known_hosts), str(known)))
+    known.write_text(cluster.known_hosts.read_text())
+    arguments = ("--nodes", "behind,lwt3", "--config", str(shared_config), "--ssh-config", str(config), "--json")
+    outcome = call("preflight", *arguments, timeout_s=60)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    answers = {f["node"]: f["message"] for f in json.loads(outcome.stdout)["findings"] if f["check"] == "reachable"}
+    assert answers == {"behind": "lwt2", "lwt3": "lwt3"}
+
+    known.write_text("".join(line + "\n" for line in known.read_text().splitlines() if not line.startswith("lwt1")))
+    outcome = call("preflight", *arguments, timeout_s=60)
+    assert outcome.returncode == 3
+    (fault,) = [finding for finding in json.loads(outcome.stdout)["findings"] if finding["level"] == "fail"]
+    assert (fault["check"], fault["node"]) == ("host key", "behind")
+    assert "is not known" in fault["message"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,8 @@ pytestmark = pytest.mark.system
 Call = Callable[..., "subprocess.CompletedProcess[str]"]
 
 SHORT = 'a; "$(id)" \'b'
+# From the command to the start of torchrun on two hosts; the checkout is sent in it.
+OVERHEAD_S = 5.0
 ODD = "a b'c\"; touch /tmp/loopworks-was-here; $(id) `id` \\ *"
 
 
@@ -39,11 +42,16 @@ def test_two_hosts_train_to_the_losses_of_one_over_ssh_and_mpirun(
     after = cluster.hosts[0].ssh("find ~/.loopworks", check=False).stdout
     assert after == before, "a dry run leaves no trace"
 
+    began = time.time()
     outcome = call("train", *nodes, "--name", "two", "--json", "--set", f"evaluation.prompt={SHORT}")
     assert outcome.returncode == 0, outcome.stderr
     result = json.loads(outcome.stdout)
     assert result["steps"] == 6
     assert result["sample"].startswith(SHORT)
+
+    starts = [host.root / "root/.loopworks/runs/two/attempt-1/torchrun.pid" for host in cluster.hosts[:2]]
+    overhead = max(path.stat().st_mtime for path in starts) - began
+    assert overhead < OVERHEAD_S, "facts, checks, sending and starting, before torchrun itself begins"
 
     here = ("--set", "distributed.ranks_per_node=2")
     one = subprocess.run(
