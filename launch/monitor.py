@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -173,7 +174,7 @@ class Monitor:
     def _start(self, program: Program) -> None:
         with self._log(program).open("ab") as log:
             child = subprocess.Popen(
-                program.argv,
+                (*_end_with_us(), *program.argv),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -191,6 +192,24 @@ class Monitor:
             if child.poll() is not None or time.monotonic() > deadline:
                 raise RunFailedError(f"{program.name} does not start", f"see {self._log(program)}", 1)
             time.sleep(0.05)
+
+
+def run_monitor(layout: Layout, drainer: Drainer = "list", tell: Callable[[str], None] = print) -> None:
+    """Starts everything, tells the addresses and each alert, and ends everything at Ctrl-C or SIGTERM.
+
+    Raises LoopworksError when something cannot be started or ends by itself.
+    """
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with Monitor(layout, drainer=drainer, tell=tell) as monitor:
+            for name, address in monitor.addresses().items():
+                tell(f"{name}: {address}")
+            tell("watching; Ctrl-C ends it")
+            monitor.watch()
+    except KeyboardInterrupt:
+        tell("ended")
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def monitor_layout(runs_dir: str, state_dir: str | None, port_base: int | None) -> Layout:
@@ -212,6 +231,12 @@ def check_drainer(name: str) -> Drainer:
         if name == known:
             return known  # type: ignore[no-any-return]
     raise UsageError(f"--drain {name}: there is no such way", f"choose one of {', '.join(get_args(Drainer))}")
+
+
+def _end_with_us() -> tuple[str, ...]:
+    """Returns what makes the kernel end a program when this process is killed and cannot do it (Linux)."""
+    setpriv = shutil.which("setpriv")
+    return () if setpriv is None else (setpriv, "--pdeathsig", "TERM", "--")
 
 
 def _is_taken(port: int) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import os
+import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +15,21 @@ import pytest
 
 from launch.errors import RunFailedError
 from launch.monitor import Monitor
-from launch.monitor_files import Layout
+from launch.monitor_files import CHECKOUT, Layout
 from tests.system.monitoring_live import free_ports, wait_for
 from tests.unit.monitoring.tools import needs
 
 pytestmark = [pytest.mark.system, needs("prometheus", "prometheus-alertmanager")]
+
+# What `fab monitor` does, with ports that are free here.
+PROGRAM = """
+import sys
+from pathlib import Path
+from launch.monitor import run_monitor
+from launch.monitor_files import Layout, Ports
+root = Path(sys.argv[1])
+run_monitor(Layout(root / "runs", root / "state", Ports(*map(int, sys.argv[2:]))))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +99,32 @@ def test_a_broken_rule_stops_the_start_and_leaves_nothing(tmp_path: Path) -> Non
     assert "prometheus.log" in caught.value.remedy
     assert "broken.yml" in (layout.state_dir / "logs" / "prometheus.log").read_text()
     wait_for(lambda: not _listens(layout.ports.alertmanager), "end of Alertmanager", 10)
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_whatever_ends_it_nothing_goes_on(ending: signal.Signals, tmp_path: Path) -> None:
+    ports = free_ports()
+    numbers = [str(port) for port in vars(ports).values()]
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", PROGRAM, str(tmp_path), *numbers],
+        cwd=CHECKOUT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    said = [process.stdout.readline()]
+    while said[-1] and "watching" not in said[-1]:
+        said.append(process.stdout.readline())
+    assert any(line.startswith("Prometheus: http://127.0.0.1:") for line in said), process.communicate()
+    process.send_signal(ending)
+    out, errors = process.communicate(timeout=30)
+    if ending != signal.SIGKILL:
+        assert process.returncode == 0
+        assert out == "ended\n"
+        assert errors == ""
+    for port in vars(ports).values():
+        wait_for(lambda port=port: not _listens(port), f"end of what listened on {port}", 10)
 
 
 def _listens(port: int) -> bool:
