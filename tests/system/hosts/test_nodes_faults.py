@@ -92,12 +92,12 @@ def test_cut_network_ends_the_ranks_on_both_sides(call: Call, cluster: Cluster, 
 
 
 def test_frozen_host_is_left_and_ends_its_ranks_when_it_wakes(call: Call, cluster: Cluster, long_run: Start) -> None:
-    run = long_run("frozen", "--nodes", "lwt1,lwt2", "--min-nodes", "1")
+    run = long_run("frozen", "--nodes", "lwt1,lwt2", "--spares", "lwt3")
     run.reaches(6)
     fault = time.time()
     cluster.hosts[1].freeze()
     assert run.recovers(2, fault) < RECOVERY_S
-    assert run.supervision()["active"] == ["lwt1"]
+    assert run.supervision()["active"] == ["lwt1", "lwt3"]
     cluster.hosts[1].thaw()
     wait_for(lambda: empty(cluster.hosts[1], run), "end of the ranks on the host that woke", 30)
     end(call, run)
