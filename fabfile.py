@@ -5,33 +5,10 @@ Exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 preflight, 4 no capacity
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
+from invoke import Collection, Context, task
 
-from invoke import Collection, Context, Exit, task
-
-
-def _exits_cleanly(body: Callable[..., Any]) -> Callable[..., Any]:
-    """Turns a foreseen error into one message and its exit code; anything else is a defect and keeps its traceback."""
-
-    @functools.wraps(body)
-    def run(*args: Any, **kwargs: Any) -> None:
-        from launch.errors import LoopworksError
-        from launch.present import print_error
-
-        try:
-            code = body(*args, **kwargs)
-        except LoopworksError as error:
-            print_error(error)
-            raise Exit(code=error.exit_code) from None
-        except KeyboardInterrupt:
-            raise Exit("interrupted", code=130) from None
-        if code:
-            raise Exit(code=code)
-
-    return run
-
+from launch.tasks import checkpoints, data, watching, weights
+from launch.tasks.exits import exits_cleanly
 
 _NODES_HELP = {
     "nodes": "where to train: a,b,c or gpu[01-16] or @file; left out: this machine, one rank a GPU, or 2 without a GPU",
@@ -64,7 +41,7 @@ _START_HELP = _NODES_HELP | {
         "json": "print the plan (dry run) or the result as JSON and no progress",
     },
 )
-@_exits_cleanly
+@exits_cleanly
 def train(
     c: Context,
     nodes: str | None = None,
@@ -118,7 +95,7 @@ def train(
     iterable=["set", "env"],
     help=_NODES_HELP | {"env": "NAME=VALUE for the ranks; may be given several times", "json": "print JSON"},
 )
-@_exits_cleanly
+@exits_cleanly
 def plan(
     c: Context,
     nodes: str | None = None,
@@ -151,7 +128,7 @@ def plan(
 
 
 @task(iterable=["set"], help=_NODES_HELP | {"json": "print JSON"})
-@_exits_cleanly
+@exits_cleanly
 def preflight(
     c: Context,
     nodes: str | None = None,
@@ -181,7 +158,7 @@ def preflight(
 
 
 @task(help={"run": "name of the run (default: the newest)", "dir": "folder of the runs", "json": "print the result"})
-@_exits_cleanly
+@exits_cleanly
 def attach(c: Context, run: str | None = None, dir: str = "runs", json: bool = False) -> None:  # noqa: A002
     """Follow a run on nodes again; starts its supervisor when that is gone."""
     from launch.present import Screen, print_json
@@ -194,7 +171,7 @@ def attach(c: Context, run: str | None = None, dir: str = "runs", json: bool = F
 
 
 @task(help={"run": "name of the run (default: the newest)", "dir": "folder of the runs", "json": "print the result"})
-@_exits_cleanly
+@exits_cleanly
 def resume(c: Context, run: str | None = None, dir: str = "runs", json: bool = False) -> None:  # noqa: A002
     """Go on with a run that ended, where and as it was started, from its newest checkpoint that verifies."""
     from launch.present import Screen, print_json
@@ -207,7 +184,7 @@ def resume(c: Context, run: str | None = None, dir: str = "runs", json: bool = F
 
 
 @task(help={"dir": "folder of the runs", "json": "print JSON"})
-@_exits_cleanly
+@exits_cleanly
 def status(c: Context, dir: str = "runs", json: bool = False) -> None:  # noqa: A002
     """List the runs: phase, step, loss, speed."""
     from launch.observe import status as run_status
@@ -229,7 +206,7 @@ def status(c: Context, dir: str = "runs", json: bool = False) -> None:  # noqa: 
         "dir": "folder of the runs",
     }
 )
-@_exits_cleanly
+@exits_cleanly
 def logs(
     c: Context,
     run: str | None = None,
@@ -257,7 +234,7 @@ def logs(
 
 
 @task(help={"run": "name of the run (default: the newest)", "dir": "folder of the runs"})
-@_exits_cleanly
+@exits_cleanly
 def stop(c: Context, run: str | None = None, dir: str = "runs") -> None:  # noqa: A002
     """Ask a run to save and leave; end what is left of it."""
     from launch.runs import find_run
@@ -279,7 +256,7 @@ def stop(c: Context, run: str | None = None, dir: str = "runs") -> None:  # noqa
         "json": "print JSON",
     }
 )
-@_exits_cleanly
+@exits_cleanly
 def generate(
     c: Context,
     prompt: str,
@@ -301,185 +278,9 @@ def generate(
     return run_generate(find_run(dir, run), prompt, extra + (["--json"] if json else []))
 
 
-@task(
-    name="list",
-    default=True,
-    help={
-        "run": "name of the run (default: the newest)",
-        "verify": "read every file and compare its sha256",
-        "dir": "folder of the runs",
-        "json": "print JSON",
-    },
-)
-@_exits_cleanly
-def checkpoints_list(
-    c: Context,
-    run: str | None = None,
-    verify: bool = False,
-    dir: str = "runs",
-    json: bool = False,  # noqa: A002
-) -> int:
-    """List the checkpoints of a run: step, age, size, ranks, state, place. Exit code 1 when one is damaged."""
-    from launch.checkpoints import list_checkpoints
-    from launch.present import print_checkpoints, print_json
-    from launch.runs import find_run
-
-    listing = list_checkpoints(find_run(dir, run), deep=verify)
-    if json:
-        print_json({"run": listing.run, "rows": [row.as_json() for row in listing.rows], "notes": listing.notes})
-    else:
-        print_checkpoints(listing)
-    return 0 if listing.all_sound else 1
-
-
-@task(
-    name="fetch",
-    help={"run": "name of the run", "step": "which one (default: the newest)", "dir": "folder of the runs"},
-)
-@_exits_cleanly
-def checkpoints_fetch(c: Context, run: str | None = None, step: int = 0, dir: str = "runs") -> None:  # noqa: A002
-    """Fetch a checkpoint from the object store and verify it."""
-    from launch.checkpoints import fetch_checkpoint
-    from launch.runs import find_run
-
-    print(fetch_checkpoint(find_run(dir, run), step or None))
-
-
-@task(
-    name="prune",
-    help={
-        "run": "name of the run",
-        "keep-last": "how many stay (default: the run's rule)",
-        "dry-run": "only say what would go",
-        "dir": "folder of the runs",
-    },
-)
-@_exits_cleanly
-def checkpoints_prune(
-    c: Context,
-    run: str | None = None,
-    keep_last: int = 0,
-    dry_run: bool = False,
-    dir: str = "runs",  # noqa: A002
-) -> None:
-    """Remove checkpoints that the retention rule does not keep."""
-    from launch.checkpoints import prune_checkpoints
-    from launch.runs import find_run
-
-    removed = prune_checkpoints(find_run(dir, run), keep_last=keep_last or None, dry_run=dry_run)
-    for step, reason in removed:
-        print(f"{'would remove' if dry_run else 'removed'} step {step}: {reason}")
-    if not removed:
-        print("nothing to remove")
-
-
-@task(
-    iterable=["source", "set"],
-    name="prepare",
-    help={
-        "source": "text file, folder, JSONL, Parquet or s3://; may be given several times",
-        "out": "folder of the new dataset",
-        "demo": "text of the Python installation",
-        "format": "tfrecord or hdf5",
-        "tokenizer": "a tokenizer.json, or train",
-        "vocab-size": "entries of a trained tokenizer",
-        "seq-len": "tokens a sequence",
-        "workers": "processes",
-        "config": "configuration with a prepare: section",
-        "set": "override one key, for example --set prepare.dedup=false",
-    },
-)
-@_exits_cleanly
-def data_prepare(
-    c: Context,
-    out: str,
-    source: list[str] | None = None,
-    demo: bool = False,
-    format: str | None = None,  # noqa: A002
-    tokenizer: str | None = None,
-    vocab_size: int = 0,
-    seq_len: int = 0,
-    workers: int = 0,
-    config: str | None = None,
-    set: list[str] | None = None,  # noqa: A002
-) -> int:
-    """Make a dataset: clean, deduplicate, tokenise, pack, shard."""
-    from launch.data import prepare
-
-    return prepare(
-        source or (), out, demo=demo, format=format, tokenizer=tokenizer, vocab_size=vocab_size or None,
-        seq_len=seq_len or None, workers=workers or None, config=config, overrides=tuple(set or ()),
-    )  # fmt: skip
-
-
-@task(name="verify", help={"path": "folder of the dataset", "workers": "processes"})
-@_exits_cleanly
-def data_verify(c: Context, path: str, workers: int = 0) -> int:
-    """Check every shard and record of a dataset against its manifest; exit code 1 when something is wrong."""
-    from launch.data import verify
-
-    return verify(path, workers=workers or None)
-
-
-@task(
-    name="inspect",
-    help={"path": "folder of the dataset", "index": "a sequence to show", "split": "train or validation"},
-)
-@_exits_cleanly
-def data_inspect(c: Context, path: str, index: int = -1, split: str | None = None) -> int:
-    """Show statistics and decoded sequences of a dataset."""
-    from launch.data import inspect
-
-    return inspect(path, index=None if index < 0 else index, split=split)
-
-
-@task(
-    name="export",
-    help={
-        "run": "name of the run (default: the newest)",
-        "format": "safetensors, or hf: names and keys of the public reference model",
-        "to": "new folder",
-        "dtype": "float32, bfloat16 or float16",
-        "dir": "folder of the runs",
-        "json": "print JSON",
-    },
-)
-@_exits_cleanly
-def export_weights(
-    c: Context,
-    to: str,
-    run: str | None = None,
-    format: str = "safetensors",  # noqa: A002
-    dtype: str = "float32",
-    dir: str = "runs",  # noqa: A002
-    json: bool = False,
-) -> int:
-    """Write the weights of a run's newest checkpoint for other programs."""
-    from launch.observe import export
-    from launch.runs import find_run
-
-    return export(find_run(dir, run), to, format, dtype, json)
-
-
-@task(
-    name="import",
-    iterable=["set"],
-    help={
-        "source": "folder of exported weights, or of a checkpoint of the public reference model",
-        "to": "configuration file to write",
-        "set": "override one key of it",
-    },
-)
-@_exits_cleanly
-def import_weights(c: Context, source: str, to: str, set: list[str] | None = None) -> None:  # noqa: A002
-    """Write a configuration for a run that starts from such weights."""
-    from launch.importing import write_configuration
-
-    print(f"wrote {write_configuration(source, to, tuple(set or ()))}; start it by: fab train --config {to}")
-
-
 namespace = Collection(
-    train, plan, preflight, attach, resume, status, logs, stop, generate, export_weights, import_weights
+    *(train, plan, preflight, attach, resume, status, logs, stop, generate),
+    *(weights.export_weights, weights.import_weights, watching.monitor, watching.report),
 )
-namespace.add_collection(Collection("checkpoints", checkpoints_list, checkpoints_fetch, checkpoints_prune))
-namespace.add_collection(Collection("data", data_prepare, data_verify, data_inspect))
+namespace.add_collection(checkpoints.collection)
+namespace.add_collection(data.collection)

@@ -19,6 +19,7 @@ from launch.processes import start_time
 from launch.request import PreparedRun, TrainRequest, prepare_demo, prepare_run
 from launch.runs import create_run, reopen_run
 from training.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED
+from training.metrics import remove_target
 from training.records import RankError, RunFolder
 
 SMALL_FILE_BYTES = 64 * 1024
@@ -69,6 +70,8 @@ def run_once(prepared: PreparedRun, run: RunFolder, console: bool) -> int | None
         raise RunFailedError("terminated; the run was asked to save and leave", _resume(run), EXIT_PREEMPTED) from None
     finally:
         _stop(handle)
+        # A rank that was killed could not take its own entry for Prometheus away.
+        remove_target(run)
 
 
 def retry_plan(plan: RunPlan, errors: Sequence[RankError]) -> RunPlan | None:

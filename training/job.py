@@ -27,6 +27,7 @@ from training.engine import Engine, EngineSettings
 from training.errors import EXIT_OK, ConfigError
 from training.evaluation import Evaluator
 from training.heartbeat import Pulse
+from training.observers import observers
 from training.preemption import MetadataWatcher, StopFlag, exit_code, on_ec2, signals_request_stop
 from training.process import log_to
 from training.records import RunFolder
@@ -100,7 +101,7 @@ def _train(job: Job, run: RunFolder, rank: RankInfo, terminal: TextIO, pulse: Pu
         evaluator=evaluator,
         safety=safety,
         flag=flag,
-        callbacks=[pulse, *_callbacks(run, rank, terminal)],
+        callbacks=[pulse, *_callbacks(run, rank, terminal), *_observers(job.config, run, rank, flag)],
         peak_flop_per_s=job.plan["peak_flop_per_s"],
     )
     if job.plan["resume"]:
@@ -181,6 +182,18 @@ def _callbacks(run: RunFolder, rank: RankInfo, terminal: TextIO) -> list[Callbac
         return []
     log_to(run.log)
     return [FolderLog(run), ConsoleProgress(Console(file=terminal))] if _wants_console() else [FolderLog(run)]
+
+
+def _observers(config: RunConfig, run: RunFolder, rank: RankInfo, flag: StopFlag) -> list[Callback]:
+    return observers(
+        run,
+        config.monitoring,
+        rank=rank.rank,
+        local_rank=rank.local_rank,
+        master=os.environ.get("MASTER_ADDR", "127.0.0.1"),
+        cuda=rank.device.type == "cuda",
+        request_save=flag.request_save,
+    )
 
 
 def _consoles(run: RunFolder, terminal: TextIO) -> list[Console]:

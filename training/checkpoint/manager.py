@@ -127,7 +127,9 @@ class CheckpointManager:
                 write_s = result.write_s
                 self._interval = interval(self._section, self._ranks.world_size, result.stall_s, write_s)
             if self._ranks.rank == 0:
-                self._on_event("checkpoint" if result.ok else "checkpoint_failed", result.step, describe_save(result))
+                kind = "checkpoint" if result.ok else "checkpoint_failed"
+                numbers = {"stall_s": result.stall_s, "write_s": result.write_s, "size_bytes": result.size_bytes}
+                self._on_event(kind, result.step, describe_save(result), **numbers)
         return results
 
     def _after_commit(self, folder: Path) -> None:

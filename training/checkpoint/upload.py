@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from training.checkpoint import catalog, layout
 from training.checkpoint.errors import CheckpointError, RemoteError
@@ -17,7 +17,14 @@ from training.checkpoint.upload_progress import is_uploaded
 from training.errors import LoopworksError
 
 # Told what happened: kind ("checkpoint_uploaded", "checkpoint_upload_delayed" ...), step, one line of text.
-OnEvent = Callable[[str, int, str], None]
+
+
+class OnEvent(Protocol):
+    """Is told what happened: kind, step, a line for people, and numbers for programs."""
+
+    def __call__(self, kind: str, step: int, message: str, **details: Any) -> None:
+        """Called from the thread in which it happened."""
+
 
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 300.0

@@ -1,0 +1,1 @@
+"""Groups of fab tasks: parse, call launch, print. No logic; fabfile.py puts them together."""

@@ -1,0 +1,45 @@
+"""fab monitor and fab report."""
+
+from __future__ import annotations
+
+from invoke import Context, task
+
+from launch.tasks.exits import exits_cleanly
+
+
+@task(
+    help={
+        "dir": "folder of the runs",
+        "state": "folder of its own data (default: DIR/.monitor)",
+        "port-base": "first of five ports (default: 9090, 9093, 9402, 3000, 8888)",
+        "drain": "what an alert that asks for a drain does: list, slurm or kubernetes",
+    }
+)
+@exits_cleanly
+def monitor(
+    c: Context,
+    dir: str = "runs",  # noqa: A002
+    state: str | None = None,
+    port_base: int = 0,
+    drain: str = "list",
+) -> None:
+    """Start Prometheus and Alertmanager (and Grafana where there is one) over the runs; Ctrl-C ends them."""
+    from launch.monitor import check_drainer, monitor_layout, run_monitor
+
+    run_monitor(monitor_layout(dir, state, port_base or None), check_drainer(drain))
+
+
+@task(
+    help={
+        "run": "name of the run (default: the newest)",
+        "out": "file (default: report.html in the run's folder)",
+        "dir": "folder of the runs",
+    }
+)
+@exits_cleanly
+def report(c: Context, run: str | None = None, out: str | None = None, dir: str = "runs") -> None:  # noqa: A002
+    """Write one self-contained HTML page about a run."""
+    from launch.report import write_report
+    from launch.runs import find_run
+
+    print(write_report(find_run(dir, run), out))
