@@ -91,7 +91,7 @@ def main() -> int:
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
     first, flag = dist.get_rank() == 0, StopFlag()
 
-    def tell(kind: str, step: int, text: str) -> None:
+    def tell(kind: str, step: int, text: str, **numbers: float) -> None:
         with (folder / "events.txt").open("a") as file:
             file.write(f"{kind} {step} {text}\n")
 

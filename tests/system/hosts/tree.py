@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 # Short: systemd, sshd, Open MPI and what the tests look at. Python comes with a bind mount from this machine.
@@ -24,7 +25,7 @@ def root_tree() -> Path:
     """Returns the tree, building it when it is not there (about a minute)."""
     cache = cache_directory()
     cache.mkdir(parents=True, exist_ok=True)
-    tree = cache / f"tree-{VERSION}"
+    tree = cache / f"tree-{VERSION}{'-python' if uses_system_python() else ''}"
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not tree.is_dir():
@@ -35,8 +36,15 @@ def root_tree() -> Path:
     return tree
 
 
+def uses_system_python() -> bool:
+    """True when this Python is Debian's, and not one below a folder of its own."""
+    return Path(sys.base_prefix) == Path("/usr")
+
+
 def _build(tree: Path) -> None:
-    command = ["mmdebstrap", "--variant=minbase", f"--include={PACKAGES}", "--aptopt=Acquire::Languages none"]
+    # An environment made with the system's Python needs that one on the hosts; others come whole.
+    packages = PACKAGES + (",python3" if uses_system_python() else "")
+    command = ["mmdebstrap", "--variant=minbase", f"--include={packages}", "--aptopt=Acquire::Languages none"]
     command += ["--aptopt=Acquire::Check-Valid-Until false"]
     command += [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("man", "doc", "locale")]
     # This machine's own sources: what CI installs from.

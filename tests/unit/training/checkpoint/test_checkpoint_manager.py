@@ -62,7 +62,7 @@ def make(tmp_path, monkeypatch):
     def build(**checkpoint):
         section = RunConfig.model_validate({"checkpoint": checkpoint}).checkpoint
         built = CheckpointManager(
-            None, tmp_path, section, "run", Identity("c", "t"), OneRank(), lambda *e: events.append(e), clock=clock
+            None, tmp_path, section, "run", Identity("c", "t"), OneRank(), lambda *e, **numbers: events.append(e), clock=clock
         )
         return built, events, clock
 
