@@ -138,6 +138,11 @@ def _prepare(
     writes: bool,
 ) -> PreparedCluster:
     config, folder = read_config(request)
+    if config.data.mixture is not None or config.data.path.startswith("s3://"):
+        raise UsageError(
+            "data: mixtures and datasets at s3:// are read on one machine only in this version",
+            "prepare one dataset, put it where all nodes see it, and name it in data.path",
+        )
     dataset = dataset_directory(config)
     run_dir = str(Path(config.run.dir).absolute())
     data_path = None if config.data.path == "demo" else str(dataset.absolute())

@@ -58,7 +58,7 @@ def prepare_run(request: TrainRequest) -> PreparedRun:
     """Reads the configuration and plans the run on this machine. Raises UsageError and ConfigError."""
     config, folder = read_config(request)
     directory = dataset_directory(config)
-    plan = build_plan(config, [local_facts()], dataset_facts(directory))
+    plan = build_plan(config, [local_facts()], data_facts(config, directory))
     return PreparedRun(config, plan, directory, folder, resume=folder is not None)
 
 
@@ -86,16 +86,35 @@ def resumable_run(request: TrainRequest) -> RunFolder:
 
 
 def dataset_directory(config: RunConfig) -> Path:
-    """Returns the folder of the prepared dataset; the demo's lies in the checkout."""
-    if config.data.path == "demo":
+    """Returns the folder of the prepared dataset: the demo's lies in the checkout, of one at s3:// the staged head.
+
+    Of a mixture it is that of the first dataset. Raises UsageError and DataError.
+    """
+    data = config.data
+    if data.mixture is None and data.path == "demo":
         return CHECKOUT / "datasets" / f"demo-{config.model.vocab_size}x{config.model.context_length}"
-    directory = Path(config.data.path)
+    path = next(iter(data.mixture)) if data.mixture else data.path
+    if path.startswith("s3://"):
+        from training.data.staging import stage_head
+
+        return stage_head(path, Path(data.cache_dir).expanduser(), ("manifest.json",))
+    directory = Path(path)
     if not (directory / "manifest.json").is_file():
         raise UsageError(
             f"data.path: there is no prepared dataset in {directory} (no manifest.json)",
             "prepare one with fab data.prepare --source TEXT... --out DIR, or use data.path: demo",
         )
     return directory
+
+
+def data_facts(config: RunConfig, directory: Path) -> DatasetFacts | None:
+    """Returns what the plan needs to know of the data of a run; None while the demo is not prepared."""
+    if config.data.mixture is None:
+        return dataset_facts(directory)
+    from training.data.mixture import open_data
+
+    train, held_out = open_data(config.data, "train"), open_data(config.data, "validation")
+    return DatasetFacts(len(train), len(held_out), train.sequence_length)
 
 
 def dataset_facts(directory: Path) -> DatasetFacts | None:

@@ -100,6 +100,18 @@ def test_dry_run_prints_the_plan_and_starts_nothing(fab: Fab, tiny_config: Path,
     assert "micro-batch 4" in fab("train", "--config", str(tiny_config), "--dry-run").stdout
 
 
+def test_mixture_is_planned_by_its_weights(fab: Fab, tiny_config: Path, tiny_dataset: Path) -> None:
+    def steps(*overrides: str) -> int:
+        words = [word for override in ("training.max_steps=null", *overrides) for word in ("--set", override)]
+        outcome = fab("train", "--config", str(tiny_config), "--dry-run", "--json", *words)
+        assert outcome.returncode == 0, outcome.stderr
+        return int(json.loads(outcome.stdout)["plan"]["total_steps"])
+
+    whole = steps()
+    assert whole > 10
+    assert steps(f"data.mixture={{{tiny_dataset}: 0.5}}") == pytest.approx(whole / 2, abs=1)
+
+
 def test_values_with_quotes_and_semicolons_reach_the_run_unchanged(fab: Fab, tiny_config: Path, tmp_path: Path) -> None:
     prompt = "a; touch /tmp/x \"b\" $(id) 'c'"
     outcome = fab(
