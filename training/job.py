@@ -87,6 +87,7 @@ def _train(job: Job, run: RunFolder, rank: RankInfo, terminal: TextIO, pulse: Pu
     began = time.time()
     train_set, held_out = open_data(job.data, "train"), open_data(job.data, "validation")
     _check_vocabulary(job, train_set.manifest.vocab_size)
+    _check_prompt(job, train_set.tokenizer_file)
     engine = Engine(job.config, job.settings, rank)
     evaluator = Evaluator(job.config, engine, held_out, rank)
     flag = StopFlag()
@@ -173,6 +174,22 @@ def _check_vocabulary(job: Job, vocab_size: int) -> None:
             [
                 f"model.vocab_size: {job.config.model.vocab_size} is smaller than the dataset's {vocab_size}; "
                 "raise it to that number or to a multiple of 64 above it"
+            ]
+        )
+
+
+def _check_prompt(job: Job, tokenizer: Path) -> None:
+    """A prompt that does not fit would be found only when the run is over."""
+    if not job.config.evaluation.sample_tokens:
+        return
+    from tokenizers import Tokenizer
+
+    tokens = len(Tokenizer.from_file(str(tokenizer)).encode(job.config.evaluation.prompt).ids)
+    if not 0 < tokens < job.config.model.context_length:
+        raise ConfigError(
+            [
+                f"evaluation.prompt: it has {tokens} tokens; 1 to {job.config.model.context_length - 1} fit into "
+                "model.context_length with room for an answer (evaluation.sample_tokens: 0 writes no sample)"
             ]
         )
 

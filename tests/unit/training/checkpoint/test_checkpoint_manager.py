@@ -61,9 +61,12 @@ def make(tmp_path, monkeypatch):
 
     def build(**checkpoint):
         section = RunConfig.model_validate({"checkpoint": checkpoint}).checkpoint
-        built = CheckpointManager(
-            None, tmp_path, section, "run", Identity("c", "t"), OneRank(), lambda *e, **numbers: events.append(e), clock=clock
-        )
+        identity = Identity("c", "t")
+
+        def note(*event, **numbers):
+            events.append(event)
+
+        built = CheckpointManager(None, tmp_path, section, "run", identity, OneRank(), note, clock=clock)
         return built, events, clock
 
     return build
