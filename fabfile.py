@@ -93,7 +93,12 @@ def train(
 
 @task(
     iterable=["set", "env"],
-    help=_NODES_HELP | {"env": "NAME=VALUE for the ranks; may be given several times", "json": "print JSON"},
+    help=_NODES_HELP
+    | {
+        "env": "NAME=VALUE for the ranks; may be given several times",
+        "stack": "AWS stack (dev, prod, or a Pulumi.STACK.yaml) whose cost is shown too",
+        "json": "print JSON",
+    },
 )
 @exits_cleanly
 def plan(
@@ -108,11 +113,13 @@ def plan(
     env: list[str] | None = None,
     config: str | None = None,
     set: list[str] | None = None,  # noqa: A002
+    stack: str | None = None,
     json: bool = False,
 ) -> None:
     """Print what fab train would do: ranks, batch, memory, FLOP, environment, commands. Starts nothing."""
     from launch.cluster import ClusterRequest
-    from launch.present import print_json, print_plan
+    from launch.cost import stack_cost
+    from launch.present import print_cost, print_json, print_plan
     from launch.request import TrainRequest
     from launch.start import prepare
 
@@ -121,10 +128,13 @@ def plan(
     )
     prepared = prepare(TrainRequest(config, tuple(set or ())), cluster, dry_run=True)
     specs = prepared.specs("runs/NAME", console=not json)
+    cost = None if stack is None else stack_cost(stack)
     if json:
-        print_json({"plan": prepared.plan.as_json(), "commands": [vars(spec) for spec in specs]})
-    else:
-        print_plan(prepared.plan, specs)
+        print_json({"plan": prepared.plan.as_json(), "commands": [vars(spec) for spec in specs], "cost": cost})
+        return
+    print_plan(prepared.plan, specs)
+    if cost is not None:
+        print_cost(cost)
 
 
 @task(iterable=["set"], help=_NODES_HELP | {"json": "print JSON"})

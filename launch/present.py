@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -102,6 +102,21 @@ def print_plan(plan: RunPlan, specs: Sequence[LaunchSpec] = ()) -> None:
         for key, value in sorted(spec.env.items()):
             print(f"  {key}={shlex.quote(value)}")
         print(f"  {shlex.join(spec.argv)}")
+
+
+def print_cost(cost: Mapping[str, Any]) -> None:
+    """Prints the estimate of what an AWS stack costs, resource by resource."""
+    currency = cost["currency"]
+    table = Table(title=f"cost of {cost['cluster']} (estimate, {currency})", title_justify="left")
+    for column in ("resource", "quantity", f"{currency}/h", "note"):
+        table.add_column(column, overflow="fold")
+    for line in cost["lines"]:
+        table.add_row(line["resource"], f"{line['quantity']:g}", f"{line['usd_per_hour']:.4f}", line["note"])
+    console = Console()
+    console.print(table)
+    console.print(
+        f"{cost['usd_per_hour']:,.2f} {currency} an hour, {cost['usd_per_month']:,.2f} a month", highlight=False
+    )
 
 
 def print_status(rows: Sequence[dict[str, Any]]) -> None:
