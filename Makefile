@@ -13,7 +13,7 @@ ARGS ?=
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-train: install  ## train the demo here (ARGS="--set training.max_steps=100" changes it)
+train: install  ## train the demo here (ARGS="--set training.max_steps=1000" changes it)
 	@$(BIN)/fab train $(ARGS)
 
 test: dev  ## run all tests (ARGS="-k name" selects)

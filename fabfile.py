@@ -19,7 +19,7 @@ _NODES_HELP = {
     "python": "Python on the nodes (default: this one's path, else that of the playbooks)",
     "ssh-config": "ssh configuration file (default: ~/.ssh/config)",
     "config": "configuration file (default: config.yaml)",
-    "set": "override one key, for example --set training.max_steps=100; may be given several times",
+    "set": "override one key, for example --set training.max_steps=1000; may be given several times",
 }
 _START_HELP = _NODES_HELP | {
     "min-nodes": "go on with so many when nodes fail and no spare is left (default: all)",

@@ -64,7 +64,7 @@ def parse_override(text: str) -> tuple[KeyPath, Any]:
     key, separator, raw = text.partition("=")
     parts = tuple(key.strip().split("."))
     if not separator or not all(parts):
-        raise ConfigError([f"--set {text}: write it as section.key=value, for example --set training.max_steps=100"])
+        raise ConfigError([f"--set {text}: write it as section.key=value, for example --set training.max_steps=1000"])
     try:
         return parts, yaml.load(raw, Loader=_Loader)  # noqa: S506 (a SafeLoader)
     except yaml.YAMLError as error:
