@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
 
 IN_CI = os.environ.get("CI", "").lower() == "true"
+
+# A shell that starts the tests in the background has SIGINT ignored, and so would every process that a test starts: the
+# tests of Ctrl-C would wait in vain. Handlers are not inherited, so children then begin with the system's default.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
