@@ -47,9 +47,10 @@ def long_run(tiny_config: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Pop
     finally:
         if process.poll() is None:
             process.kill()
-        process.communicate()
+        # The ranks hold the pipes: they have to go before these can be read to their end.
         for left in processes_of(str(run.path)):
             left.kill()
+        process.communicate()
 
 
 def test_train_leaves_a_complete_run_that_the_other_tasks_read(fab: Fab, tiny_config: Path, tmp_path: Path) -> None:
