@@ -64,7 +64,11 @@ def test_more_ranks_than_gpus(fab: Fab, tiny_config: Path, tmp_path: Path) -> No
 
 
 def test_unknown_node_is_not_silently_ignored(fab: Fab, tiny_config: Path) -> None:
-    assert_refused(fab("train", "--config", str(tiny_config), "--nodes", "gpu1,gpu2"), "gpu1,gpu2")
+    outcome = fab("train", "--config", str(tiny_config), "--nodes", "gpu1.invalid,gpu2.invalid")
+    assert outcome.returncode == 3, outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    for name in ("gpu1.invalid", "gpu2.invalid"):
+        assert f"{name}: unreachable" in outcome.stderr
 
 
 def test_unknown_run_and_rank(fab: Fab, tmp_path: Path) -> None:

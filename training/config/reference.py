@@ -18,9 +18,9 @@ from training.config.schema import RunConfig
 INTRODUCTION = """# Configuration
 
 A run is described by one YAML file, by default `config.yaml` in the checkout. Single keys are overridden on the command
-line: `fab train --set training.max_steps=1000 --set run.seed=7`. The value is read as YAML. A key that does not exist is
-refused with the nearest one that does; all errors are listed in one answer, each with file, line and key, and the exit
-code is 2. The resolved configuration, every default written out, lies in the run folder as `config.resolved.yaml`.
+line: `fab train --set training.max_steps=1000 --set run.seed=7`. The value is read as YAML. A key that does not exist
+is refused with the nearest one that does; all errors are listed in one answer, each with file, line and key, and the
+exit code is 2. The resolved configuration, every default written out, lies in the run folder as `config.resolved.yaml`.
 
 This page is generated from `training/config/`; a test keeps it in step.
 """
