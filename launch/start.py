@@ -115,9 +115,9 @@ def attach(run: RunFolder, screen: Screen) -> dict[str, Any]:
     if sv.read_settings(run) is None:
         raise UsageError(f"run {run.name} is not a run on nodes", f"follow it with: fab logs --run {run.name} --follow")
     watch = sv.read_watch(run)
-    if not is_watched(run) and (watch is None or watch.phase != "ended"):
-        start_supervisor(run)
     try:
+        if not is_watched(run) and (watch is None or watch.phase != "ended"):
+            start_supervisor(run)
         _show(run, screen)
     except KeyboardInterrupt:
         remedy = f"come back: fab attach --run {run.name}; end it: fab stop --run {run.name}"

@@ -191,6 +191,7 @@ class Cluster:
         """Creates and boots all hosts and waits until they answer."""
         self.state.mkdir(parents=True, exist_ok=True)
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key))
+        self._clear_network()
         _run("ip", "link", "add", self.bridge, "type", "bridge")
         _run("ip", "addr", "add", f"{self.network}.1/24", "dev", self.bridge)
         _run("ip", "link", "set", self.bridge, "up")
@@ -202,6 +203,13 @@ class Cluster:
             host.boot()
         for host in self.hosts:
             host.wait()
+
+    def _clear_network(self) -> None:
+        """Takes away what tests that were killed have left under these names."""
+        for link in (self.bridge, *(f"v{host.name}" for host in self.hosts)):
+            _run("ip", "link", "del", link, check=False)
+        for host in self.hosts:
+            _run("ip", "netns", "del", host.name, check=False)
 
     def write_known_hosts(self) -> None:
         """Notes the present host keys of all hosts."""

@@ -48,6 +48,7 @@ def test_killed_rank_then_killed_supervisor(call: Call, cluster: Cluster, long_r
     assert restart.details["blame"] == {"lwt2": 1}
     assert any(event.kind == "resume" for event in run.folder.read_events())
 
+    killed = run.supervision()["pid"]
     run.supervisor().kill()
     _, errors = run.process.communicate(timeout=30)
     assert run.process.returncode == 1
@@ -56,7 +57,8 @@ def test_killed_rank_then_killed_supervisor(call: Call, cluster: Cluster, long_r
     before = run.step()
     run.reaches(before + 3)  # nobody watches, and it goes on
     again = run.call("attach", "--dir", str(run.runs), "--run", "rank")
-    wait_for(run.is_watched, "supervisor")
+    # The killed one may still be in the table of processes: nobody has to fetch its exit code.
+    wait_for(lambda: run.supervision()["pid"] != killed and run.is_watched(), "another supervisor")
     time.sleep(1)
     again.send_signal(signal.SIGINT)
     _, errors = again.communicate(timeout=30)
