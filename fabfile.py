@@ -16,7 +16,7 @@ _NODES_HELP = {
     "limit": "only this group or pattern of the inventory",
     "spares": "nodes that step in for those that fail",
     "port": "port of the rendezvous on the first node (default: a free one)",
-    "python": "Python on the nodes (default: this one's path, else that of the playbooks)",
+    "python": "Python on the nodes (default: this one's path, else /opt/loopworks/venv, else python3)",
     "ssh-config": "ssh configuration file (default: ~/.ssh/config)",
     "config": "configuration file (default: config.yaml)",
     "set": "override one key, for example --set training.max_steps=1000; may be given several times",

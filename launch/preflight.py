@@ -80,7 +80,7 @@ def same_versions(facts: Mapping[str, Facts], wanted: Wanted) -> list[Finding]:
         usual = Counter(versions.values()).most_common(1)[0][0]
         for node, version in versions.items():
             if not version:
-                remedy = "install it there (the playbooks do), or name the right one with --python"
+                remedy = "install it there, or name the right one with --python"
                 found.append(Finding(name, node, "fail", f"{name} is not installed in {facts[node]['python']}", remedy))
             elif version != usual:
                 remedy = f"install {name} {usual} there, or leave the node out"

@@ -44,7 +44,7 @@ def python_command(pythons: Iterable[str], code: str) -> str:
 
 
 def pythons(wanted: str | None) -> tuple[str, ...]:
-    """Returns where to look for the node's Python: the one asked for, or ours, the playbooks' and the system's."""
+    """Returns where to look for the node's Python: the one asked for, or ours, /opt/loopworks and the system's."""
     return (wanted,) if wanted else (sys.executable, INSTALLED_PYTHON, "python3")
 
 
