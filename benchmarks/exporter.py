@@ -1,6 +1,6 @@
-"""What the exporter costs a step: the callbacks, a scrape, scrapes thirty times as often as usual, hanging clients.
+"""What monitoring costs a step: marks of phases, callbacks, scrapes thirty times as often as usual, hanging clients.
 
-    python -m benchmarks.exporter [--step-ms 100] [--rounds 9]
+    OMP_NUM_THREADS=1 python -m benchmarks.exporter [--step-ms 100] [--rounds 9]
 
 A step is a fixed amount of Python and numpy on one thread, which competes with the exporter's thread for the
 interpreter lock as a training step does. Rounds with and without the exporter take turns; the share is the median over
@@ -18,6 +18,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +29,10 @@ from training.config.schema import MonitoringSection
 from training.metrics import Exporter
 from training.metrics_server import MAX_CLIENTS
 from training.observers import SaveRequests
+from training.phases import PhaseClock, seconds_by_phase
 from training.records import MetricsRecord, RunFolder, RunState
 
-STEPS_A_ROUND = 20
+STEPS_A_ROUND, MICRO_STEPS = 20, 4
 SCRAPE_INTERVAL_S, USUAL_INTERVAL_S = 0.5, 15.0
 
 
@@ -52,18 +54,33 @@ def units_for(seconds: float) -> int:
 def record(step: int) -> MetricsRecord:
     """Returns a record such as the loop makes at each log interval."""
     values = {"loss": 2.0, "grad_norm": 1.0, "learning_rate": 1e-3, "recurrence": 4.0, "step_s": 0.1}
-    rates = {"data_wait_s": 0.001, "tokens_per_s": 100.0, "flop_per_s": 1e9, "mfu_ratio": None}
+    values |= {"data_wait_s": 0.001, "forward_s": 0.03, "backward_s": 0.06, "optimizer_s": 0.005}
+    rates = {"tokens_per_s": 100.0, "flop_per_s": 1e9, "mfu_ratio": None}
     return MetricsRecord.model_validate({"time": time.time(), "step": step, "tokens": step, **values, **rates})
+
+
+def marks(clock: PhaseClock) -> StepReport:
+    """Takes the marks of a step and returns what the loop tells the callbacks about it."""
+    clock.begin()
+    for _ in range(MICRO_STEPS):
+        for phase in ("data", "forward", "backward"):
+            clock.mark(phase)
+    clock.mark("optimizer")
+    spans = clock.end()
+    seconds_by_phase(spans)
+    return StepReport(0, 10**6, None, 0.1, tuple(spans))
 
 
 def one_round(units: int, callbacks: Sequence[Callback], first_step: int) -> float:
     """Returns the processor seconds of STEPS_A_ROUND steps that log each."""
+    clock = PhaseClock()
     began = time.process_time()
     for step in range(first_step, first_step + STEPS_A_ROUND):
         work(units)
-        report = StepReport(step, 10**6, record(step))
-        for callback in callbacks:
-            callback.on_step(report)
+        if callbacks:
+            report = replace(marks(clock), step=step, metrics=record(step))
+            for callback in callbacks:
+                callback.on_step(report)
     return time.process_time() - began
 
 
@@ -99,13 +116,18 @@ def main() -> None:
 def measure(units: int, callbacks: Sequence[Callback], address: str, options: argparse.Namespace) -> None:
     """Takes turns and prints."""
     print(description())
+    step_s, clock = options.step_ms / 1000, PhaseClock()
     began = time.perf_counter()
     for step in range(1, 10_001):
         for callback in callbacks:
-            callback.on_step(StepReport(step, 10**6))
+            callback.on_step(StepReport(step, 10**6, None, 0.1))
     call_s = (time.perf_counter() - began) / 10_000
-    share = call_s / (options.step_ms / 1000)
-    print(f"callbacks: {call_s * 1e6:.1f} us a step, {share:.4%} of {options.step_ms:.0f} ms")
+    print(f"callbacks: {call_s * 1e6:.1f} us a step, {call_s / step_s:.4%} of {options.step_ms:.0f} ms")
+    began = time.perf_counter()
+    for _ in range(10_000):
+        marks(clock)
+    mark_s = (time.perf_counter() - began) / 10_000
+    print(f"phases of {MICRO_STEPS} micro-batches: {mark_s * 1e6:.1f} us a step, {mark_s / step_s:.4%}")
     shares: list[float] = []
     times: list[float] = []
     first = 10_001

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from training.phases import Span
 from training.records import MetricsRecord, RunFolder
 
 log = logging.getLogger("training")
@@ -26,6 +27,10 @@ class StepReport:
     total_steps: int
     metrics: MetricsRecord | None = field(default=None)
     """Means since the last report with metrics; None between two log intervals."""
+    step_s: float = 0.0
+    """How long this step took."""
+    spans: tuple[Span, ...] = ()
+    """Its stretches by phase."""
 
 
 class Callback(Protocol):

@@ -2,7 +2,8 @@
 
 One step is profiled, and from its trace the union of all computation is taken away from the union of all collectives:
 on a GPU kernels against NCCL kernels, on a CPU operators against gloo's. What is left is time the device waited for the
-network, or for a rank that came late. A collective that runs under a backward pass counts for nothing.
+network, or for a rank that came late. A collective that runs under a backward pass counts for nothing. The spans of the
+step (training/phases.py), which are on the same clock as the trace, say in which phase it waited.
 
 What a sample costs (starting and stopping the profiler, the slower step) decides when the next one is due, so that
 sampling stays within the share of the run's time that monitoring.communication_sampling allows.
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from training.callbacks import StepReport
+from training.phases import Span
 
 log = logging.getLogger("training")
 
@@ -45,18 +47,32 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
     return merged
 
 
-def exposed_seconds(collectives: Iterable[Interval], computation: Iterable[Interval]) -> float:
-    """Returns the seconds covered by a collective and by no computation."""
-    busy, total, index = union(computation), 0.0, 0
+def exposed(collectives: Iterable[Interval], computation: Iterable[Interval]) -> list[Interval]:
+    """Returns the disjoint intervals, sorted, that are covered by a collective and by no computation."""
+    busy, found, index = union(computation), [], 0
     for begin, end in union(collectives):
-        total += end - begin
         while index < len(busy) and busy[index][1] <= begin:
             index += 1
+        left = begin
         for start, stop in busy[index:]:
             if start >= end:
                 break
-            total -= min(stop, end) - max(start, begin)
-    return total
+            if start > left:
+                found.append((left, start))
+            left = max(left, stop)
+        if left < end:
+            found.append((left, end))
+    return found
+
+
+def exposed_by_phase(waits: Sequence[Interval], spans: Sequence[Span]) -> dict[str, float]:
+    """Returns the seconds of disjoint `waits` in each phase of a step; those in none of its spans are `other`."""
+    sums: dict[str, float] = {}
+    for span in spans:
+        inside = sum(max(0.0, min(end, span.end) - max(begin, span.begin)) for begin, end in waits)
+        sums[span.phase] = sums.get(span.phase, 0.0) + inside
+    total = sum(end - begin for begin, end in waits)
+    return {**sums, "other": max(0.0, total - sum(sums.values()))}
 
 
 def classify(events: Sequence[tuple[str, float, float]]) -> tuple[list[Interval], list[Interval]]:
@@ -69,11 +85,11 @@ def classify(events: Sequence[tuple[str, float, float]]) -> tuple[list[Interval]
 
 
 class CommunicationSampler:
-    """Callback that profiles a step now and then; `ratio` is the exposed share of the last samples."""
+    """Callback that profiles a step now and then; `shares` are the exposed shares of the last samples."""
 
     def __init__(self, budget_ratio: float, *, cuda: bool, clock: Callable[[], float] = time.perf_counter) -> None:
         self._budget, self._cuda, self._clock = budget_ratio, cuda, clock
-        self._samples: deque[float] = deque(maxlen=KEPT_SAMPLES)
+        self._samples: deque[dict[str, float]] = deque(maxlen=KEPT_SAMPLES)
         self._steps_s: deque[float] = deque(maxlen=16)
         self._profile: Any = None
         self._began = self._last = clock()
@@ -82,10 +98,13 @@ class CommunicationSampler:
         self._next_cost_s = ASSUMED_SAMPLE_COST_S
 
     @property
-    def ratio(self) -> float | None:
-        """Exposed seconds over all seconds of the last sampled steps; None before the first sample."""
+    def shares(self) -> dict[str, float] | None:
+        """Exposed seconds by phase over all seconds of the last sampled steps; None before the first sample."""
         samples = list(self._samples)
-        return statistics.fmean(samples) if samples else None
+        if not samples:
+            return None
+        phases = {phase for sample in samples for phase in sample}
+        return {phase: statistics.fmean(sample.get(phase, 0.0) for sample in samples) for phase in sorted(phases)}
 
     def on_start(self, step: int, total_steps: int) -> None:
         """Begins to count."""
@@ -95,7 +114,7 @@ class CommunicationSampler:
         """Ends the sample of the step just done, or begins one for the next step."""
         now = self._clock()
         if self._profile is not None:
-            self._finish(now)
+            self._finish(now, report.spans)
         else:
             self._steps_s.append(now - self._last)
             if self._due(now):
@@ -131,13 +150,15 @@ class CommunicationSampler:
             self._next_cost_s = ASSUMED_SAMPLE_COST_S
         self._start_cost_s = self._clock() - began
 
-    def _finish(self, now: float) -> None:
+    def _finish(self, now: float, spans: Sequence[Span]) -> None:
         profile, self._profile = self._profile, None
         profile.stop()
         events = profile.profiler.kineto_results.events()
         step_s, usual_s = now - self._last, statistics.median(self._steps_s)
         if step_s < LONGEST_SAMPLE_STEPS * usual_s:
             trace = [(e.name(), e.start_ns() * 1e-9, (e.start_ns() + e.duration_ns()) * 1e-9) for e in events]
-            self._samples.append(min(1.0, exposed_seconds(*classify(trace)) / step_s))
+            seconds = exposed_by_phase(exposed(*classify(trace)), spans)
+            whole_s = max(step_s, sum(seconds.values()))
+            self._samples.append({phase: part / whole_s for phase, part in seconds.items()})
         self._next_cost_s = self._start_cost_s + self._clock() - now + max(0.0, step_s - usual_s)
         self.cost_s += self._next_cost_s

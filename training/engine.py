@@ -21,6 +21,7 @@ from training.errors import UsageError
 from training.model.init import init_weights
 from training.model.recurrent import ModelOutput, RecurrentLM, compile_blocks
 from training.optim import build_optimizer
+from training.phases import PhaseClock
 from training.zero3 import CoreHold
 
 # What decides which weights a model has; the other keys of its section may differ.
@@ -80,6 +81,7 @@ class Engine:
 
     def __init__(self, config: RunConfig, settings: EngineSettings, rank: RankInfo) -> None:
         self.config, self.settings, self.rank = config, settings, rank
+        self.clock = PhaseClock(_timing_event if rank.device.type == "cuda" else None)
         model = RecurrentLM(
             config.model, activation_checkpointing=config.training.activation_checkpointing == "per_iteration"
         )
@@ -100,7 +102,9 @@ class Engine:
             self._hold.hold()
         self.deepspeed.set_gradient_accumulation_boundary(last)
         output: ModelOutput = self.deepspeed(tokens, labels, **forward)
+        self.clock.mark("forward")
         self.deepspeed.backward(output.loss)
+        self.clock.mark("backward")
         return output
 
     def finish_step(self, learning_rate: float) -> StepOutcome:
@@ -112,7 +116,9 @@ class Engine:
         else:
             self._skip_step()
         applied = bool(self.deepspeed.was_step_applied())
-        return StepOutcome(applied, self._grad_norm() if applied else None)
+        outcome = StepOutcome(applied, self._grad_norm() if applied else None)
+        self.clock.mark("optimizer")
+        return outcome
 
     def evaluate(self, tokens: Tensor, labels: Tensor, **forward: Any) -> ModelOutput:
         """Forward without gradient."""
@@ -175,6 +181,10 @@ def load_exported(model: RecurrentLM, config: RunConfig, folder: Path) -> None:
 def core_parameters(model: RecurrentLM) -> list[torch.nn.Parameter]:
     """Returns the parameters that every core iteration uses: the adapter and the core blocks."""
     return [*model.transformer["adapter"].parameters(), *model.transformer["core_block"].parameters()]
+
+
+def _timing_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)
 
 
 def _initialize(model: RecurrentLM, config: RunConfig, settings: EngineSettings, rank: RankInfo) -> Any:

@@ -13,8 +13,9 @@ import logging
 import socket
 import threading
 import time
+from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,6 +24,7 @@ from pydantic import ValidationError
 from training.callbacks import StepReport
 from training.config.schema import MonitoringSection
 from training.metrics_server import MetricsServer, open_server, own_address
+from training.phases import PHASES
 from training.records import EventRecord, MetricsRecord, Phase, RunFolder
 
 log = logging.getLogger("training")
@@ -32,7 +34,9 @@ QUEUE_RECORDS = 10_000
 STEP_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0)
 # Closed sets: a label may not grow with the run.
 RESTART_REASONS = ("out_of_memory", "stopped", "interrupt", "failure")
-STEP_PHASES = ("data", "compute", "communication", "checkpoint", "evaluation", "other")
+STEP_PHASES = (*PHASES, "communication", "checkpoint", "evaluation", "other")
+Shares = Callable[[], Mapping[str, float] | None]
+"""Exposed communication as shares of a step, by the phase that it is in; None while it is not known."""
 
 
 def productive_seconds(records: Iterable[MetricsRecord], first_step: int = 0) -> float:
@@ -71,24 +75,37 @@ def phase_seconds(
     record: MetricsRecord,
     steps: int,
     elapsed_s: float,
-    communication_ratio: float | None,
+    exposed: Mapping[str, float],
     events: Sequence[EventRecord],
 ) -> dict[str, float]:
-    """Splits the `elapsed_s` seconds up to a record over STEP_PHASES; what lies between steps is told by the events."""
+    """Splits the `elapsed_s` seconds up to a record over STEP_PHASES.
+
+    What lies between steps is told by the events; exposed communication is taken away from the phase it is in.
+    """
     stepping = record.step_s * steps
-    data = min(record.data_wait_s * steps, stepping)
-    communication = min((communication_ratio or 0.0) * stepping, stepping - data)
+    parts = {
+        "data": record.data_wait_s * steps,
+        "forward": (record.forward_s or 0.0) * steps,
+        "backward": (record.backward_s or 0.0) * steps,
+        "optimizer": (record.optimizer_s or 0.0) * steps,
+    }
+    # Clocks of two kinds: the parts must not be more than the whole.
+    known = max(sum(parts.values()), stepping)
+    parts = {phase: seconds * stepping / known if known else 0.0 for phase, seconds in parts.items()}
+    parts["other"] = max(0.0, stepping - sum(parts.values()))
+    waits = {phase: min(parts.get(phase, 0.0), share * stepping) for phase, share in exposed.items() if phase != "data"}
+    parts = {phase: seconds - waits.get(phase, 0.0) for phase, seconds in parts.items()}
     between = max(0.0, elapsed_s - stepping)
     stalls = sum(float(event.details.get("stall_s", 0.0)) for event in events if event.kind == "checkpoint")
     checkpoint = min(stalls, between)
     evaluated = any(event.kind == "evaluation" for event in events)
+    rest = between - checkpoint
     return {
-        "data": data,
-        "communication": communication,
-        "compute": stepping - data - communication,
+        **parts,
+        "communication": sum(waits.values()),
         "checkpoint": checkpoint,
-        "evaluation": between - checkpoint if evaluated else 0.0,
-        "other": 0.0 if evaluated else between - checkpoint,
+        "evaluation": rest if evaluated else 0.0,
+        "other": parts["other"] + (0.0 if evaluated else rest),
     }
 
 
@@ -119,10 +136,10 @@ class EventTail:
 class RunSeries:
     """The numbers of a run, and their form for Prometheus (a collector of prometheus_client)."""
 
-    def __init__(self, run: RunFolder, communication_ratio: Callable[[], float | None] = lambda: None) -> None:
+    def __init__(self, run: RunFolder, shares: Shares = lambda: None) -> None:
         self._run, self._tail = run, EventTail(run.events)
-        self._communication_ratio = communication_ratio
-        self._queue: deque[tuple[MetricsRecord, int, float | None]] = deque(maxlen=QUEUE_RECORDS)
+        self._shares = shares
+        self._queue: deque[tuple[MetricsRecord, int, Mapping[str, float]]] = deque(maxlen=QUEUE_RECORDS)
         self._spans: list[tuple[int, int, float]] = []
         self._last: MetricsRecord | None = None
         self._buckets = [0] * (len(STEP_BUCKETS_S) + 1)
@@ -142,20 +159,23 @@ class RunSeries:
             add_span(self._spans, record, self._spans[-1][1] if self._spans else 0)
         self._seen_s = time.time()
 
+    def add_step(self, seconds: float) -> None:
+        """Counts a step. Only the loop's thread writes here: a scrape at this very moment is one step behind."""
+        self._steps += 1
+        self._step_sum_s += seconds
+        self._buckets[bisect_left(STEP_BUCKETS_S, seconds)] += 1
+
     def add(self, record: MetricsRecord, steps: int) -> None:
         """Leaves a record that covers `steps` steps for the next scrape; takes no lock and reads no file."""
-        self._queue.append((record, steps, self._communication_ratio()))
+        self._queue.append((record, steps, self._shares() or {}))
 
-    def _absorb(self, record: MetricsRecord, steps: int, communication_ratio: float | None) -> None:
+    def _absorb(self, record: MetricsRecord, steps: int, exposed: Mapping[str, float]) -> None:
         self._last = record
-        self._steps += steps
         self._tokens += record.tokens_per_s * record.step_s * steps
-        self._step_sum_s += record.step_s * steps
-        self._buckets[sum(bound < record.step_s for bound in STEP_BUCKETS_S)] += steps
         add_span(self._spans, record, self._spans[-1][1] if self._spans else record.step - steps)
         events = [event for event in self._tail.events if self._seen_s <= event.time <= record.time]
         elapsed = record.time - self._seen_s
-        for phase, seconds in phase_seconds(record, steps, elapsed, communication_ratio, events).items():
+        for phase, seconds in phase_seconds(record, steps, elapsed, exposed, events).items():
             self._phase_s[phase] += seconds
         self._seen_s = record.time
 
@@ -171,7 +191,7 @@ class RunSeries:
         names = [str(bound) for bound in STEP_BUCKETS_S] + ["+Inf"]
         yield HistogramMetricFamily(
             "train_step_seconds",
-            "Seconds of an optimizer step, means over a log interval.",
+            "Seconds of an optimizer step.",
             buckets=list(zip(names, steps, strict=True)),
             sum_value=self._step_sum_s,
         )
@@ -186,7 +206,7 @@ class RunSeries:
     def _gauges(self) -> Iterator[Any]:
         from prometheus_client.core import GaugeMetricFamily
 
-        state = self._run.read_state()
+        state, shares = self._run.read_state(), self._shares()
         phase = GaugeMetricFamily("train_phase", "1 for the phase that the run is in.", labels=["phase"])
         for name in get_args(Phase):
             phase.add_metric([name], float(name == state.phase))
@@ -197,7 +217,10 @@ class RunSeries:
             "train_planned_steps": ("Optimizer steps that the run will have.", self.total_steps),
             "train_productive_seconds": ("Seconds in kept steps.", sum(span[2] for span in self._spans)),
             "train_wall_seconds": ("Seconds since the run began.", max(0.0, time.time() - state.started)),
-            "train_communication_ratio": ("Exposed communication, sampled.", self._communication_ratio()),
+            "train_communication_ratio": (
+                "Exposed communication, sampled.",
+                None if shares is None else sum(shares.values()),
+            ),
         }
         last = self._last
         if last is not None:
@@ -280,10 +303,10 @@ class Exporter:
         section: MonitoringSection,
         *,
         master: str = "127.0.0.1",
-        communication_ratio: Callable[[], float | None] = lambda: None,
+        shares: Shares = lambda: None,
     ) -> None:
         self._run, self._section, self._master = run, section, master
-        self.series = RunSeries(run, communication_ratio)
+        self.series = RunSeries(run, shares)
         self._server: MetricsServer | None = None
         self._covered = 0
         self._lock = threading.Lock()
@@ -310,6 +333,7 @@ class Exporter:
     def on_step(self, report: StepReport) -> None:
         """Notes the heartbeat and leaves the numbers for the next scrape."""
         self.series.heartbeat, self.series.step = time.time(), report.step
+        self.series.add_step(report.step_s)
         # After a rollback the step count has gone down.
         self._covered = min(self._covered, report.step - 1)
         if report.metrics is not None:

@@ -19,8 +19,8 @@ class StepSample:
     iterations: int
     flop: float
     seconds: float
-    data_wait_s: float
     tokens: int
+    phase_s: dict[str, float] = field(default_factory=dict)
     stats: dict[str, float] = field(default_factory=dict)
 
 
@@ -50,13 +50,20 @@ class MetricsWindow:
             learning_rate=samples[-1].learning_rate,
             recurrence=sum(s.iterations for s in samples) / len(samples),
             step_s=seconds / len(samples),
-            data_wait_s=sum(s.data_wait_s for s in samples) / len(samples),
+            data_wait_s=_mean_phase(samples, "data"),
+            forward_s=_mean_phase(samples, "forward"),
+            backward_s=_mean_phase(samples, "backward"),
+            optimizer_s=_mean_phase(samples, "optimizer"),
             tokens_per_s=sum(s.tokens for s in samples) / seconds,
             flop_per_s=flop_per_s,
             mfu_ratio=None if self._peak is None else flop_per_s / self._peak,
             state_change_ratio=stats.get("relative_change"),
             token_correlation=stats.get("token_correlation"),
         )
+
+
+def _mean_phase(samples: list[StepSample], phase: str) -> float:
+    return sum(s.phase_s.get(phase, 0.0) for s in samples) / len(samples)
 
 
 def _mean(values: list[float]) -> float | None:

@@ -53,6 +53,9 @@ class MetricsRecord(Record):
         description="flop_per_s over the peak of the devices; null when the peak is unknown."
     )
     state_change_ratio: float | None = Field(None, description="|s_r - s_(r-1)| / |s_r| after the recurrence.")
+    forward_s: float | None = Field(None, description="Mean seconds of a step in forward passes.")
+    backward_s: float | None = Field(None, description="Mean seconds of a step in backward passes.")
+    optimizer_s: float | None = Field(None, description="Mean seconds of a step in the optimizer.")
     token_correlation: float | None = Field(None, description="Mean correlation of centred token states after it.")
 
 

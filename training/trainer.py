@@ -27,6 +27,7 @@ from training.latent import TRAINING, latent_states
 from training.metrics_window import MetricsWindow, StepSample
 from training.model.sampler import RecurrenceSampler
 from training.optim import lr_at
+from training.phases import Span, seconds_by_phase
 from training.preemption import StopFlag
 from training.records import RunFolder
 from training.safety import Progress, Safety, advance
@@ -93,16 +94,18 @@ class Trainer:
     def train_step(self) -> GlobalStep:
         """One optimizer step of all ranks."""
         began = time.perf_counter()
+        self.engine.clock.begin()
         step = self.progress.step
         # One draw a step: every micro-batch and every rank runs the same iterations, however the batch is factored.
         iterations = self.sampler.draw(self.config.run.seed, step, 0)
         learning_rate = lr_at(step + 1, self.config.training, self.total_steps)
         first = self.progress.cursor.position(len(self.dataset))
-        losses, stats, data_wait_s = self._micro_steps(iterations)
+        losses, stats = self._micro_steps(iterations)
         outcome = self.engine.finish_step(learning_rate)
         measured = self._agree(losses, first)
         self._advance()
         self._count_nonfinite(outcome, measured.loss)
+        seconds, spans = time.perf_counter() - began, self.engine.clock.end()
         self.window.add(
             StepSample(
                 loss=measured.loss if outcome.applied else math.nan,
@@ -110,27 +113,25 @@ class Trainer:
                 learning_rate=learning_rate,
                 iterations=sum(iterations),
                 flop=self._flop(iterations),
-                seconds=time.perf_counter() - began,
-                data_wait_s=data_wait_s,
+                seconds=seconds,
+                phase_s=seconds_by_phase(spans),
                 tokens=self._tokens_per_step,
                 stats=stats,
             )
         )
-        self._report()
+        self._report(seconds, spans)
         return measured if outcome.applied else replace(measured, loss=math.nan)
 
-    def _micro_steps(self, iterations: tuple[int, int]) -> tuple[list[Tensor], dict[str, float], float]:
-        """Forward and backward of this rank's part: losses, health statistics, seconds of waiting for data."""
+    def _micro_steps(self, iterations: tuple[int, int]) -> tuple[list[Tensor], dict[str, float]]:
+        """Forward and backward of this rank's part: losses and health statistics."""
         positions = self._positions()
         batches = self._batches = self._batches or self._new_batches()
         with_stats = self._is_log_step(self.progress.step + 1)
         losses: list[Tensor] = []
         stats: dict[str, float] = {}
-        data_wait_s = 0.0
         for index, part in enumerate(positions):
-            waiting = time.perf_counter()
             tokens, labels = next(batches)
-            data_wait_s += time.perf_counter() - waiting
+            self.engine.clock.mark("data")
             last = index == len(positions) - 1
             output = self.engine.micro_step(
                 tokens.to(self.rank.device, non_blocking=True),
@@ -145,7 +146,7 @@ class Trainer:
             if output.state_stats is not None:
                 stats = {name: float(value) for name, value in output.state_stats.items()}
                 self._last_correlation = stats.get("token_correlation")
-        return losses, stats, data_wait_s
+        return losses, stats
 
     def _agree(self, losses: list[Tensor], first: int) -> GlobalStep:
         """Mean loss over the global batch, and what any rank wants: one small collective a step."""
@@ -205,10 +206,10 @@ class Trainer:
                 "lower training.learning_rate or lengthen training.warmup_steps (limit: training.max_nonfinite_steps)",
             )
 
-    def _report(self) -> None:
+    def _report(self, seconds: float, spans: Sequence[Span]) -> None:
         step = self.progress.step
         metrics = self.window.close(step, self.progress.tokens) if self._is_log_step(step) else None
-        self._tell("on_step", StepReport(step, self.total_steps, metrics))
+        self._tell("on_step", StepReport(step, self.total_steps, metrics, seconds, tuple(spans)))
 
     def _evaluate_when_due(self) -> float | None:
         """Measures held-out perplexity at r=1 and the mean; returns the loss at the mean, None when it is not due."""

@@ -78,7 +78,7 @@ def test_a_healthy_run_is_quiet_and_its_faults_are_not(layout: Layout, config: P
         wait_for(lambda: bool(query(layout, 'train_steps_total{run="healthy"} > 20')), "scraped steps")
         # Longer than any window of the fast rules that needs two samples, and than their `for`.
         wait_for(lambda: bool(query(layout, 'train_wall_seconds{run="healthy"} > 18')), "time to find fault")
-        assert query(layout, 'run:phase:ratio5m{run="healthy", phase="compute"}')
+        assert query(layout, 'run:phase:ratio5m{run="healthy", phase="forward"}')
         communication = query(layout, 'max_over_time(run:phase:ratio5m{run="healthy", phase="communication"}[1m])')
         # On a busy machine the two ranks really wait for each other: then, and only then, this alert is right.
         waits = bool(communication) and float(communication[0]["value"][1]) > 0.10

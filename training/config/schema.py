@@ -286,6 +286,11 @@ class MonitoringSection(Section):
     textfile_dir: str | None = Field(
         None, description="Folder of node_exporter's textfile collector, for each node's own pace; null: none."
     )
+    job_mapping_dir: str | None = Field(
+        None,
+        description="Folder that dcgm-exporter reads (--hpc-job-mapping-dir), so that GPU metrics name the run; "
+        "null, or a folder that is not there: none.",
+    )
     communication_sampling: Fraction = Field(
         0.005,
         description="Share of the time that profiling single steps for exposed communication may cost; 0 does none.",

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.callbacks import StepReport
-from training.communication import CommunicationSampler, classify, exposed_seconds, union
+from training.communication import CommunicationSampler, classify, exposed, exposed_by_phase, union
+from training.phases import PhaseClock, Span
+
+
+def seconds(intervals: list[tuple[float, float]]) -> float:
+    return sum(end - begin for begin, end in intervals)
+
 
 interval = st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda pair: (float(pair[0]), float(sum(pair))))
 intervals = st.lists(interval, max_size=12)
@@ -29,7 +35,7 @@ intervals = st.lists(interval, max_size=12)
 def test_computation_hides_communication(
     collectives: list[tuple[float, float]], computation: list[tuple[float, float]], expected: float
 ) -> None:
-    assert exposed_seconds(collectives, computation) == expected
+    assert seconds(exposed(collectives, computation)) == expected
 
 
 @given(intervals, intervals)
@@ -40,7 +46,10 @@ def test_it_is_the_measure_of_the_difference(
         return any(begin <= second and second + 1 <= end for begin, end in parts)
 
     counted = sum(covered(collectives, s) and not covered(union(computation), s) for s in range(100))
-    assert exposed_seconds(collectives, computation) == pytest.approx(counted)
+    found = exposed(collectives, computation)
+    assert seconds(found) == pytest.approx(counted)
+    assert found == sorted(found)
+    assert seconds(union(found)) == pytest.approx(counted), "they are disjoint"
 
 
 def test_wrappers_are_neither_communication_nor_computation() -> None:
@@ -54,7 +63,21 @@ def test_wrappers_are_neither_communication_nor_computation() -> None:
     collectives, computation = classify(trace)
     assert len(collectives) == 2
     assert computation == [(1.0, 3.0)]
-    assert exposed_seconds(collectives, computation) == 3
+    assert exposed(collectives, computation) == [(0.0, 1.0), (3.0, 5.0)]
+
+
+def test_waits_are_told_by_the_phase_they_are_in() -> None:
+    spans = [Span("forward", 0, 4), Span("backward", 4, 8), Span("forward", 8, 10), Span("optimizer", 10, 12)]
+    found = exposed_by_phase([(3, 5), (9, 9.5), (11, 14)], spans)
+    assert found == {"forward": 1.5, "backward": 1, "optimizer": 1, "other": 2}
+
+
+@given(intervals, st.lists(st.integers(0, 60), min_size=2, max_size=6))
+def test_no_wait_is_lost_or_told_twice(waits: list[tuple[float, float]], bounds: list[int]) -> None:
+    marks = sorted(bounds)
+    spans = [Span("forward", begin, end) for begin, end in zip(marks, marks[1:], strict=False)]
+    found = exposed_by_phase(union(waits), spans)
+    assert sum(found.values()) == pytest.approx(seconds(union(waits)))
 
 
 class FakeProfile:
@@ -93,7 +116,7 @@ def test_sampling_stays_within_its_share(budget: float, monkeypatch: pytest.Monk
         samples += sampler.cost_s > before
     assert samples >= 10
     assert sampler.cost_s <= budget * clock[0]
-    assert sampler.ratio == 0
+    assert sampler.shares == {"other": 0}
 
 
 def test_another_profiler_at_work_is_no_fault(
@@ -108,7 +131,7 @@ def test_another_profiler_at_work_is_no_fault(
     for step in range(100):
         clock[0] += 1.0
         sampler.on_step(StepReport(step, 100))
-    assert sampler.ratio is None
+    assert sampler.shares is None
     assert caplog.text.count("is not measured") == 1
     sampler.on_end()
 
@@ -123,14 +146,19 @@ def test_a_real_profiler_sees_real_collectives(tmp_path: Any) -> None:
         sampler._next_cost_s = 0.0
         sampler.on_start(0, 10)
         values = torch.ones(1_000_000)
+        clock = PhaseClock()
         for step in range(10):
-            dist.all_reduce(values)
+            clock.begin()
             values = values @ torch.ones(1_000_000, 1) * torch.ones(1_000_000)
-            sampler.on_step(StepReport(step, 10))
-            if sampler.ratio is not None:
+            clock.mark("forward")
+            dist.all_reduce(values)
+            clock.mark("backward")
+            sampler.on_step(StepReport(step, 10, spans=tuple(clock.end())))
+            if sampler.shares is not None:
                 break
         sampler.on_end()
     finally:
         dist.destroy_process_group()
-    assert sampler.ratio is not None
-    assert 0 <= sampler.ratio <= 1
+    assert sampler.shares is not None
+    assert 0 < sampler.shares["backward"] <= 1
+    assert sampler.shares["forward"] < 0.1 * sampler.shares["backward"], "trace and spans are on one clock"

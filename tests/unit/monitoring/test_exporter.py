@@ -29,7 +29,8 @@ from training.metrics import (
     restart_reasons,
     target_file,
 )
-from training.observers import PaceFile, SaveRequests, observers, save_request_file
+from training.observers import JobMapping, PaceFile, SaveRequests, gpu_index, observers, save_request_file
+from training.phases import PHASES
 from training.records import EventRecord, MetricsRecord, RunFolder, RunState
 
 
@@ -43,7 +44,10 @@ def record(step: int, *, at: float | None = None, step_s: float = 0.1, **changes
         "learning_rate": 1e-3,
         "recurrence": 4.0,
         "step_s": step_s,
-        "data_wait_s": 0.01,
+        "data_wait_s": 0.1 * step_s,
+        "forward_s": 0.3 * step_s,
+        "backward_s": 0.4 * step_s,
+        "optimizer_s": 0.1 * step_s,
         "tokens_per_s": 100.0,
         "flop_per_s": 1e9,
         "mfu_ratio": 0.4,
@@ -93,20 +97,29 @@ def test_numbers_of_a_run(exporter: Exporter, run: RunFolder) -> None:
     run.event("nonfinite", 6, "")
     run.event("checkpoint", 7, "", stall_s=0.25)
     for step in range(1, 21):
-        exporter.on_step(StepReport(step, 100, record(step) if step % 10 == 0 else None))
+        # The tenth step is ten times as slow: a mean over the interval would hide it.
+        step_s = 1.0 if step == 10 else 0.08
+        exporter.on_step(StepReport(step, 100, record(step) if step % 10 == 0 else None, step_s))
     text = page(exporter)
     assert sample(text, "train_step") == 20
     assert sample(text, "train_steps_total") == 20
     assert sample(text, "train_tokens_total") == pytest.approx(20 * 0.1 * 100)
-    assert sample(text, "train_step_seconds_sum") == pytest.approx(2.0)
-    assert 'train_step_seconds_bucket{le="0.1"} 20.0' in text
+    assert sample(text, "train_step_seconds_sum") == pytest.approx(1.0 + 19 * 0.08)
+    assert sample(text, "train_step_seconds_count") == 20
+    assert 'train_step_seconds_bucket{le="0.1"} 19.0' in text
+    assert 'train_step_seconds_bucket{le="0.5"} 19.0' in text
+    assert 'train_step_seconds_bucket{le="1.0"} 20.0' in text
     assert 'train_step_seconds_bucket{le="0.05"} 0.0' in text
     assert sample(text, "train_loss") == 2
     assert sample(text, "train_nonfinite_total") == 1
     assert sample(text, "train_checkpoint_stall_seconds") == 0.25
     assert labelled(text, "train_perplexity", "recurrence") == {"4": 8.0, "1": 12.0}
     assert labelled(text, "train_phase", "phase")["training"] == 1
-    assert labelled(text, "train_phase_seconds_total", "phase")["data"] == pytest.approx(0.2)
+    phases = labelled(text, "train_phase_seconds_total", "phase")
+    assert phases["data"] == pytest.approx(0.2)
+    assert phases["forward"] == pytest.approx(0.6)
+    assert phases["backward"] == pytest.approx(0.8)
+    assert phases["optimizer"] == pytest.approx(0.2)
     assert sample(text, "train_productive_seconds") == pytest.approx(2.0)
     assert 100 <= (sample(text, "train_wall_seconds") or 0) < 160
     assert time.time() - (sample(text, "train_heartbeat_timestamp_seconds") or 0) < 30
@@ -121,7 +134,7 @@ def test_a_loss_that_is_not_finite_is_absent_not_nan(exporter: Exporter) -> None
 
 
 def test_names_types_and_labels_are_those_of_the_list(run: RunFolder) -> None:
-    exporter = Exporter(run, MonitoringSection(host="127.0.0.1"), communication_ratio=lambda: 0.1)
+    exporter = Exporter(run, MonitoringSection(host="127.0.0.1"), shares=lambda: {"backward": 0.1})
     exporter.on_start(0, 10)
     run.event("evaluation", 1, "", perplexity=8.0, recurrence=4)
     run.event("checkpoint", 1, "", stall_s=0.1)
@@ -263,6 +276,8 @@ def test_a_request_for_a_checkpoint_is_passed_on_once(run: RunFolder) -> None:
         ({}, (8, 0), []),
         ({"textfile_dir": "x"}, (8, 0), ["CommunicationSampler", "PaceFile"]),
         ({"textfile_dir": "x"}, (9, 1), []),
+        ({"job_mapping_dir": "/"}, (9, 1), ["JobMapping"]),
+        ({"job_mapping_dir": "/not/there"}, (9, 1), []),
     ],
 )
 def test_observers_follow_configuration_and_rank(
@@ -276,7 +291,7 @@ def test_observers_follow_configuration_and_rank(
 
 
 def test_a_nodes_own_pace_is_told_while_it_trains(tmp_path: Path) -> None:
-    ratios = [None, 0.25]
+    ratios: list[dict[str, float] | None] = [None, {"backward": 0.15, "other": 0.1}]
     pace = PaceFile(tmp_path, "r", lambda: ratios[0])
     pace.on_step(StepReport(1, 10, record(1, step_s=2.0)))
     assert not list(tmp_path.iterdir())
@@ -289,11 +304,67 @@ def test_a_nodes_own_pace_is_told_while_it_trains(tmp_path: Path) -> None:
 
 
 def test_a_pace_that_cannot_be_written_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    pace = PaceFile(tmp_path / "no folder", "r", lambda: 0.1)
+    pace = PaceFile(tmp_path / "no folder", "r", lambda: {"other": 0.1})
     for step in (1, 2, 3):
         pace.on_step(StepReport(step, 10, record(step)))
     pace.on_end()
     assert caplog.text.count("is not told") == 1
+
+
+def test_exposed_communication_is_taken_from_the_phase_it_is_in() -> None:
+    shares = {"data": 0.5, "forward": 0.05, "backward": 0.2, "optimizer": 0.9, "other": 0.02}
+    found = phase_seconds(record(10, step_s=1.0), 10, 10.0, shares, [])
+    assert found == pytest.approx(
+        {
+            # Waiting for data is waiting for data, whatever goes on in the network meanwhile.
+            "data": 1.0,
+            "forward": 2.5,
+            "backward": 2.0,
+            # A phase cannot wait for longer than it takes.
+            "optimizer": 0.0,
+            "communication": 0.5 + 2.0 + 1.0 + 0.2,
+            "checkpoint": 0.0,
+            "evaluation": 0.0,
+            "other": 0.8,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("visible", "local_rank", "expected"),
+    [(None, 3, "3"), ("", 3, "3"), ("4,5,6", 1, "5"), ("4, 5", 1, "5"), ("0", 1, None), ("GPU-8f3a,GPU-11", 0, None)],
+)
+def test_gpus_are_counted_as_dcgm_counts_them(visible: str | None, local_rank: int, expected: str | None) -> None:
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert gpu_index(local_rank, environment) == expected
+
+
+def test_a_gpu_is_mapped_to_its_run_while_that_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "2").write_text("a run that was killed\n")
+    mapping = JobMapping(tmp_path, "2", "mine")
+    mapping.on_start(0, 10)
+    assert (tmp_path / "2").read_text() == "mine\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["2"]
+    mapping.on_end()
+    mapping.on_end()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_mapping_of_another_run_stays(tmp_path: Path) -> None:
+    mapping = JobMapping(tmp_path, "2", "mine")
+    mapping.on_start(0, 10)
+    (tmp_path / "2").write_text("next\n")
+    mapping.on_end()
+    assert (tmp_path / "2").read_text() == "next\n"
+
+
+def test_a_mapping_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "2").mkdir()
+    for gpu in ("2", None):
+        mapping = JobMapping(tmp_path, gpu, "mine")
+        mapping.on_start(0, 10)
+        mapping.on_end()
+    assert caplog.text.count("do not name this run") == 2
 
 
 def test_restarts_are_told_by_what_ended_the_attempt_before() -> None:
@@ -310,20 +381,26 @@ def test_steps_done_again_count_once() -> None:
 @given(
     step_s=st.floats(0.001, 100),
     steps=st.integers(1, 50),
-    data=st.floats(0, 1),
-    communication=st.none() | st.floats(0, 1),
+    parts=st.lists(st.floats(0, 1), min_size=4, max_size=4),
+    shares=st.dictionaries(st.sampled_from([*PHASES, "other"]), st.floats(0, 1)),
     between=st.floats(0, 1000),
     stall=st.floats(0, 100),
     evaluated=st.booleans(),
 )
 def test_phases_add_up_to_the_time(
-    step_s: float, steps: int, data: float, communication: float | None, between: float, stall: float, evaluated: bool
+    step_s: float,
+    steps: int,
+    parts: list[float],
+    shares: dict[str, float],
+    between: float,
+    stall: float,
+    evaluated: bool,
 ) -> None:
     events = [event("checkpoint", 1.0, stall_s=stall), *([event("evaluation", 1.0)] if evaluated else [])]
     elapsed = steps * step_s + between
-    found = phase_seconds(
-        record(steps, step_s=step_s, data_wait_s=data * step_s), steps, elapsed, communication, events
-    )
+    names = ("data_wait_s", "forward_s", "backward_s", "optimizer_s")
+    measured = record(steps, step_s=step_s, **{name: part * step_s for name, part in zip(names, parts, strict=True)})
+    found = phase_seconds(measured, steps, elapsed, shares, events)
     assert set(found) == set(STEP_PHASES)
     assert all(seconds >= -1e-9 for seconds in found.values())
     assert sum(found.values()) == pytest.approx(elapsed)
