@@ -19,7 +19,9 @@ from typing import get_args
 from launch.errors import RunFailedError, UsageError
 from launch.monitor_files import Layout, Ports, Program, programs, write_files
 from launch.runs import LIVE, list_runs, observed_state
+from launch.supervision import read_nodes, read_watch
 from launch.webhook import Actions, Drainer, WebhookServer
+from training.heartbeat import read_heartbeats
 from training.records import Phase, RunFolder, RunState
 
 READY_TIMEOUT_S = 30.0
@@ -36,6 +38,8 @@ def run_samples(folders: Iterable[tuple[RunFolder, RunState]], now: float) -> It
     """
     yield "# TYPE loopworks_run_phase gauge"
     yield "# TYPE loopworks_run_updated_timestamp_seconds gauge"
+    yield "# TYPE loopworks_run_node_report_timestamp_seconds gauge"
+    yield "# TYPE loopworks_run_heartbeat_timestamp_seconds gauge"
     shown = 0
     for folder, state in folders:
         live = state.phase in LIVE
@@ -46,6 +50,32 @@ def run_samples(folders: Iterable[tuple[RunFolder, RunState]], now: float) -> It
         for phase in get_args(Phase):
             yield f'loopworks_run_phase{{{labels},phase="{phase}"}} {int(state.phase == phase)}'
         yield f"loopworks_run_updated_timestamp_seconds{{{labels}}} {state.updated}"
+        if live:
+            yield from _node_samples(folder, labels)
+
+
+def _node_samples(folder: RunFolder, labels: str) -> Iterator[str]:
+    """Yields when each node of a run last reported, and the oldest heartbeat of its ranks.
+
+    A run on nodes tells them in nodes/NODE.json, those of its present attempt; another one has its ranks' heartbeats in
+    its folder, and is on this machine.
+    """
+    watch = read_watch(folder)
+    if watch is None:
+        beats = [(beat.phase, beat.time) for beat in read_heartbeats(folder.path / "heartbeats")]
+        yield from _oldest_beat(beats, labels, socket.gethostname())
+        return
+    for name, node in read_nodes(folder, watch.attempt).items():
+        if node.phase == "ended":
+            continue  # says nothing any more, and need not
+        yield f'loopworks_run_node_report_timestamp_seconds{{{labels},node="{name}"}} {node.time}'
+        yield from _oldest_beat([(beat["phase"], beat["time"]) for beat in node.ranks], labels, name)
+
+
+def _oldest_beat(beats: Iterable[tuple[str, float]], labels: str, node: str) -> Iterator[str]:
+    times = [at for phase, at in beats if phase != "ended"]
+    if times:
+        yield f'loopworks_run_heartbeat_timestamp_seconds{{{labels},node="{node}"}} {min(times)}'
 
 
 def control_page(runs_dir: Path) -> bytes:

@@ -172,6 +172,16 @@ RUN = Board(
                     "Age of the newest checkpoint.",
                     minimum=0,
                 ),
+                Panel(
+                    "Silence of ranks and nodes",
+                    "s",
+                    (
+                        Query(f"time() - loopworks_run_heartbeat_timestamp_seconds{_R}", "ranks of {{node}}"),
+                        Query(f"time() - loopworks_run_node_report_timestamp_seconds{_R}", "agent of {{node}}"),
+                    ),
+                    minimum=0,
+                    about="Since the last sign of life: of the most silent rank of each node, and of its agent.",
+                ),
                 line("Wait for a save", "s", f"train_checkpoint_stall_seconds{_R}", "{{run}}", minimum=0),
                 Panel(
                     "Faults",
