@@ -65,6 +65,7 @@ def train(
 ) -> None:
     """Train the model of a configuration, here or on nodes, or go on with a run."""
     from launch.cluster import ClusterRequest
+    from launch.estimate import outlook
     from launch.present import Screen, print_json, print_plan
     from launch.request import TrainRequest
     from launch.start import prepare, start
@@ -79,10 +80,12 @@ def train(
     prepared = prepare(request, cluster, dry_run)
     if dry_run:
         specs = prepared.specs("runs/NAME", console=not json)
+        expected = outlook(prepared.config, prepared.plan, prepared.folder)
         if json:
-            print_json({"plan": prepared.plan.as_json(), "commands": [vars(spec) for spec in specs]})
+            commands = [vars(spec) for spec in specs]
+            print_json({"plan": prepared.plan.as_json(), "commands": commands, "expected": expected.as_json()})
         else:
-            print_plan(prepared.plan, specs)
+            print_plan(prepared.plan, specs, expected)
         return
     if not json:
         print_plan(prepared.plan)
@@ -93,9 +96,11 @@ def train(
 
 @task(
     iterable=["set", "env"],
+    optional=["resume"],
     help=_NODES_HELP
     | {
         "env": "NAME=VALUE for the ranks; may be given several times",
+        "resume": "plan how this run (without a value: the newest) would go on",
         "stack": "AWS stack (dev, prod, or a Pulumi.STACK.yaml) whose cost is shown too",
         "json": "print JSON",
     },
@@ -113,12 +118,14 @@ def plan(
     env: list[str] | None = None,
     config: str | None = None,
     set: list[str] | None = None,  # noqa: A002
+    resume: str | bool | None = None,
     stack: str | None = None,
     json: bool = False,
 ) -> None:
-    """Print what fab train would do: ranks, batch, memory, FLOP, environment, commands. Starts nothing."""
+    """Print what fab train would do: ranks, batch, memory, time, checkpoint, commands. Starts nothing."""
     from launch.cluster import ClusterRequest
     from launch.cost import stack_cost
+    from launch.estimate import outlook
     from launch.present import print_cost, print_json, print_plan
     from launch.request import TrainRequest
     from launch.start import prepare
@@ -126,13 +133,18 @@ def plan(
     cluster = ClusterRequest(
         nodes, inventory, limit, spares, port=port or None, python=python, ssh_config=ssh_config, env=tuple(env or ())
     )
-    prepared = prepare(TrainRequest(config, tuple(set or ())), cluster, dry_run=True)
+    request = TrainRequest(config, tuple(set or ()), resume="" if resume is True else resume)
+    prepared = prepare(request, cluster, dry_run=True)
     specs = prepared.specs("runs/NAME", console=not json)
+    expected = outlook(prepared.config, prepared.plan, prepared.folder)
     cost = None if stack is None else stack_cost(stack)
     if json:
-        print_json({"plan": prepared.plan.as_json(), "commands": [vars(spec) for spec in specs], "cost": cost})
+        commands = [vars(spec) for spec in specs]
+        print_json(
+            {"plan": prepared.plan.as_json(), "commands": commands, "expected": expected.as_json(), "cost": cost}
+        )
         return
-    print_plan(prepared.plan, specs)
+    print_plan(prepared.plan, specs, expected)
     if cost is not None:
         print_cost(cost)
 

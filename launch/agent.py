@@ -24,12 +24,17 @@ import psutil
 from launch.lease import BEAT_S, FIRST_CONTACT_S, LEASE_S, Head, Member, lost_peers
 from launch.node_facts import free_ports
 from launch.processes import end_processes_of, is_running, processes_of
+from training.errors import EXIT_OK, EXIT_PREEMPTED
 from training.heartbeat import HEARTBEATS_VARIABLE, Heartbeat, read_heartbeats
 
 POLL_S = 0.2
+# Codes with which ranks end as they should: finished, or saved and left.
+WELL = (EXIT_OK, EXIT_PREEMPTED)
 # torchrun and the other ranks need a moment to say why they end; after that they are ended.
 DEATH_GRACE_S = 5.0
 DUMP_WAIT_S = 1.0
+# torchrun waits minutes for its peers after the ranks have left, also when it cannot reach them any more.
+LEFT_GRACE_S = 15.0
 STARTING_LIMIT_S = 900.0
 CLOSING_LIMIT_S = 1800.0
 
@@ -51,6 +56,12 @@ def dead_ranks(beats: Sequence[Heartbeat], alive: Mapping[int, bool]) -> list[in
     return [beat.rank for beat in beats if beat.phase != "ended" and not alive.get(beat.pid, False)]
 
 
+def left_code(beats: Sequence[Heartbeat], ranks: int) -> int | None:
+    """Returns the exit code of ranks that have all left as they should; None while one has not."""
+    codes = [beat.code for beat in beats if beat.phase == "ended" and beat.code is not None]
+    return max(codes) if len(codes) == ranks else None
+
+
 class Agent:
     """Runs and watches the ranks of one node."""
 
@@ -65,11 +76,12 @@ class Agent:
         self.stopping = False
         self._began = time.monotonic()
         self._dead_since: float | None = None
+        self._left_since: float | None = None
         self._lease: Head | Member | None = None
 
     def run(self) -> int:
         """Runs to the end and returns torchrun's exit code."""
-        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stopping", True))
+        signal.signal(signal.SIGTERM, self._asked_to_end)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         threading.Thread(target=self._publish_always, daemon=True).start()
         try:
@@ -80,6 +92,11 @@ class Agent:
         code, reason = self._watch(process)
         end_processes_of(self.spec["run"], 0.5)
         return self._finish(code, reason)
+
+    def _asked_to_end(self, *_: Any) -> None:
+        """By fab stop, or by the node's own shutdown: who finds no request to stop knows that it was the second."""
+        self.stopping = True
+        self.state["leaving"] = "its processes were asked to end (is it shutting down?)"
 
     def _start(self) -> subprocess.Popen[bytes]:
         self.heartbeats.mkdir(exist_ok=True)
@@ -110,8 +127,13 @@ class Agent:
         stop_at: float | None = None
         while True:
             self._tell()
+            left = left_code(read_heartbeats(self.heartbeats), self.spec["ranks"])
             if (code := process.poll()) is not None:
-                return code, "" if code == 0 else self._own_failure(code)
+                # torchrun calls it a failure when ranks leave early; they know better.
+                code = left if left is not None else code
+                return code, "" if code in WELL else self._own_failure(code)
+            if left is not None and self._torchrun_stays():
+                return left, ""
             if self.stopping and stop_at is None:
                 stop_at = time.monotonic() + float(self.spec["stop_grace_s"])
                 process.send_signal(signal.SIGTERM)
@@ -121,6 +143,11 @@ class Agent:
                 self._dump_stacks()
                 return 1, reason
             time.sleep(POLL_S)
+
+    def _torchrun_stays(self) -> bool:
+        """True when torchrun is still there long after its ranks have left."""
+        self._left_since = self._left_since or time.monotonic()
+        return time.monotonic() - self._left_since > LEFT_GRACE_S
 
     def _own_failure(self, code: int) -> str:
         if self.stopping:
@@ -142,7 +169,7 @@ class Agent:
         if isinstance(lease, Head):
             ended = {name: state for name, state in lease.states.items() if state.get("phase") == "ended"}
             for name, state in ended.items():
-                if state["code"] and not self.stopping:
+                if state["code"] not in WELL and not self.stopping:
                     return f"{name}: {state['reason']}"
             waiting = [name for name in self.peers if name not in ended]
             lost = lost_peers(lease.seen, waiting, self._began, time.monotonic())
@@ -172,7 +199,9 @@ class Agent:
         self._tell()
         self._publish()
         if isinstance(self._lease, Head):
-            self._lease.verdict = "finished" if code == 0 else (reason if ":" in reason else f"{self.name}: {reason}")
+            self._lease.verdict = (
+                "finished" if code in WELL else (reason if ":" in reason else f"{self.name}: {reason}")
+            )
             self._linger(lambda: all(self._lease_knows(name) for name in self.peers))
         elif isinstance(self._lease, Member):
             self._linger(lambda: False, 2 * BEAT_S)
@@ -241,4 +270,4 @@ def main(arguments: Sequence[str]) -> int:
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
 
-__all__ = ["FIRST_CONTACT_S", "Agent", "dead_ranks", "end", "hung_rank", "stop"]
+__all__ = ["FIRST_CONTACT_S", "Agent", "dead_ranks", "end", "hung_rank", "left_code", "stop"]

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import secrets
-import shlex
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from launch.backends.base import LaunchSpec
-from launch.backends.ssh import Meeting, node_specs
+from launch.backends.ssh import node_specs
 from launch.errors import UsageError
 from launch.machine import Gpu, MachineFacts
 from launch.nodes import Node, parse_nodes, read_inventory
+from launch.placement import excuse, place
 from launch.plan import build_plan
 from launch.preflight import Finding, PreflightError, Wanted, failed, judge
-from launch.remote import CHECKOUT, NODE_ROOT, call, checkout_files, content_hash, pack, send, shell_path
-from launch.request import PreparedRun, TrainRequest, dataset_directory, dataset_facts, read_config
-from launch.ssh import HostError, Outcome, Remote, on_all
+from launch.probe import Question, ask_facts, check_bandwidth, check_reach, meeting, remotes
+from launch.remote import CHECKOUT, NODE_ROOT, checkout_files, content_hash
+from launch.request import PreparedRun, TrainRequest, data_facts, dataset_directory, read_config
 from launch.supervision import Settings
+from training.config import RunConfig
 from training.errors import EXIT_PREFLIGHT
 
 BACKENDS = ("ssh", "mpirun")
 DEFAULT_RESTARTS = 3
 DEFAULT_HANG_S = 300.0
-FACTS_TIMEOUT_S = 30.0
-DEEP_TIMEOUT_S = 90.0
-BANDWIDTH_TIMEOUT_S = 90
 
 
 @dataclass(frozen=True)
@@ -100,22 +94,17 @@ class PreparedCluster(PreparedRun):
         )
 
 
-def meeting(first: Mapping[str, Any], port: int | None, ports: Sequence[int] | None = None) -> Meeting:
-    """Returns where ranks and agents meet: at the address under which the first node is reached."""
-    offered = list(ports or first["ports"])
-    return Meeting(first["address"], port or offered[0], offered[1])
-
-
 def prepare_cluster(request: TrainRequest, cluster: ClusterRequest, writes: bool = True) -> PreparedCluster:
     """Asks all nodes for their facts, checks them and plans the run.
 
     `writes` False (a dry run) leaves no trace, and so cannot tell whether the run folder is shared. Raises
     PreflightError with everything that is wrong with any node, UsageError and ConfigError.
     """
-    return _prepare(request, cluster, *cluster.addresses(), cluster.environment(), writes)
+    nodes, spares = cluster.addresses()
+    return _prepare(request, cluster, nodes, spares, cluster.environment(), most=len(nodes), writes=writes)
 
 
-def prepare_again(request: TrainRequest, settings: Settings) -> PreparedCluster:
+def prepare_again(request: TrainRequest, settings: Settings, writes: bool = True) -> PreparedCluster:
     """The same for a run that goes on: nodes and options are those that nodes.json has."""
     cluster = ClusterRequest(
         min_nodes=settings.min_nodes,
@@ -126,7 +115,7 @@ def prepare_again(request: TrainRequest, settings: Settings) -> PreparedCluster:
         ssh_config=settings.ssh_config,
     )
     nodes, spares = (tuple(Node(**item) for item in items) for items in (settings.nodes, settings.spares))
-    return _prepare(request, cluster, nodes, spares, settings.env, writes=True)
+    return _prepare(request, cluster, nodes, spares, settings.env, settings.most_nodes, writes, going_on=True)
 
 
 def _prepare(
@@ -135,48 +124,75 @@ def _prepare(
     nodes: Sequence[Node],
     spares: Sequence[Node],
     extra: Mapping[str, str],
+    most: int,
     writes: bool,
+    going_on: bool = False,
 ) -> PreparedCluster:
     config, folder = read_config(request)
-    if config.data.mixture is not None or config.data.path.startswith("s3://"):
-        raise UsageError(
-            "data: mixtures and datasets at s3:// are read on one machine only in this version",
-            "prepare one dataset, put it where all nodes see it, and name it in data.path",
-        )
+    config = with_absolute_paths(config)
     dataset = dataset_directory(config)
-    run_dir = str(Path(config.run.dir).absolute())
-    data_path = None if config.data.path == "demo" else str(dataset.absolute())
+    wanted = what_is_wanted(config, cluster)
+    least = cluster.min_nodes or most
     with remotes([*nodes, *spares], cluster.ssh_config) as hosts:
-        answers = ask_facts(
-            hosts, cluster, [path for path in (run_dir, data_path) if path], run_dir if writes else None
-        )
-        reach = check_reach(hosts[: len(nodes)], answers, cluster) if writes else []
-    wanted = Wanted(run_dir, data_path, cluster.port)
-    findings = judge({node.name: answers[node.name] for node in nodes}, wanted) + reach
+        question = _question(wanted, cluster, writes)
+        answers = ask_facts(hosts, question)
+        where = place(nodes, spares, answers, wanted, least=least, most=most, going_on=going_on)
+        by_name = {host.node.name: host for host in hosts}
+        reach = check_reach([by_name[node.name] for node in where.nodes], answers, question) if writes else []
+    asked = [*where.nodes, *(node for node in nodes if node.name in where.away)]
+    findings = excuse(judge({node.name: answers[node.name] for node in asked}, wanted), where) + reach
     if failed(findings):
         raise PreflightError(findings)
-    usable = _usable_spares(spares, answers, nodes, wanted)
-    facts = {node.name: answer for node in [*nodes, *usable] if isinstance(answer := answers[node.name], dict)}
-    plan = build_plan(config, [machine(node.name, facts[node.name]) for node in nodes], dataset_facts(dataset))
-    code = f"{NODE_ROOT}/code/{content_hash(CHECKOUT, checkout_files())}"
+    known = [*where.nodes, *where.spares]
+    facts = {node.name: answer for node in known if isinstance(answer := answers[node.name], dict)}
+    data = data_facts(config, dataset)
+    plan = build_plan(config, [machine(node.name, facts[node.name]) for node in where.nodes], data)
+    sent = config.data.mixture is None and config.data.path == "demo"
     settings = Settings(
-        nodes=[asdict(node) for node in nodes],
-        spares=[asdict(node) for node in usable],
+        nodes=[asdict(node) for node in where.nodes],
+        spares=[asdict(node) for node in where.spares],
         facts=facts,
-        min_nodes=cluster.min_nodes or len(nodes),
+        min_nodes=least,
+        most_nodes=most,
         restarts=cluster.restarts,
         hang_s=cluster.hang_s,
         env=dict(extra),
         port=cluster.port,
         ssh_config=cluster.ssh_config,
         python=cluster.python,
-        code=code,
-        dataset=f"{NODE_ROOT}/datasets/{dataset.name}-{_stamp(dataset)}" if data_path is None else None,
-        dataset_source=str(dataset.absolute()) if data_path is None else None,
+        code=f"{NODE_ROOT}/code/{content_hash(CHECKOUT, checkout_files())}",
+        data=None if data is None else asdict(data),
+        dataset=f"{NODE_ROOT}/datasets/{dataset.name}-{_stamp(dataset)}" if sent else None,
+        dataset_source=str(dataset.absolute()) if sent else None,
     )
     return PreparedCluster(
         config, plan, dataset, folder, resume=folder is not None, settings=settings, findings=findings
     )
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """Returns the configuration with the folders of a mixture as seen from anywhere: nodes work in other folders."""
+    if not config.data.mixture:
+        return config
+    mixture = {_absolute(path): weight for path, weight in config.data.mixture.items()}
+    return config.model_copy(update={"data": config.data.model_copy(update={"mixture": mixture})})
+
+
+def what_is_wanted(config: RunConfig, cluster: ClusterRequest) -> Wanted:
+    """Returns what the nodes are compared with: the datasets in folders must be there on each; the demo is sent, and
+    what is at s3:// each node fetches."""
+    data = list(config.data.mixture) if config.data.mixture else [config.data.path]
+    folders = tuple(_absolute(path) for path in data if path != "demo" and not path.startswith("s3://"))
+    return Wanted(str(Path(config.run.dir).absolute()), folders, cluster.port)
+
+
+def _absolute(path: str) -> str:
+    return path if path.startswith("s3://") else str(Path(path).absolute())
+
+
+def _question(wanted: Wanted, cluster: ClusterRequest, writes: bool, deep: bool = False) -> Question:
+    shared = wanted.run_dir if writes else None
+    return Question((wanted.run_dir, *wanted.data_paths), shared, cluster.port, cluster.python, deep)
 
 
 @dataclass(frozen=True)
@@ -199,148 +215,15 @@ def preflight(request: TrainRequest, cluster: ClusterRequest) -> Report:
     """Does every check on every node, in parallel, and returns all findings."""
     nodes, spares = cluster.addresses()
     config, _ = read_config(request)
-    run_dir = str(Path(config.run.dir).absolute())
-    data_path = None if config.data.path == "demo" else str(Path(config.data.path).absolute())
-    everyone = [*nodes, *spares]
-    with remotes(everyone, cluster.ssh_config) as hosts:
-        answers = ask_facts(hosts, cluster, [p for p in (run_dir, data_path) if p], run_dir, deep=True)
-        findings = judge(answers, Wanted(run_dir, data_path, cluster.port), deep=True)
-        findings += check_reach(hosts, answers, cluster)
+    wanted = what_is_wanted(config, cluster)
+    question = _question(wanted, cluster, writes=True, deep=True)
+    with remotes([*nodes, *spares], cluster.ssh_config) as hosts:
+        answers = ask_facts(hosts, question)
+        least = cluster.min_nodes or len(nodes)
+        where = place(nodes, spares, answers, wanted, least=least, most=len(nodes))
+        findings = excuse(judge(answers, wanted, deep=True), where) + check_reach(hosts, answers, question)
         # Without a connection it could only wait.
-        return Report(findings if failed(findings) else findings + check_bandwidth(hosts, answers, cluster))
-
-
-def check_reach(
-    hosts: Sequence[Remote], answers: Mapping[str, Any], cluster: ClusterRequest, seconds: float = 6.0
-) -> list[Finding]:
-    """Every node reaches the port on the first node where the ranks are to meet."""
-    able = [host for host in hosts if isinstance(answers[host.node.name], dict)]
-    if len(able) < 2:
-        return []
-    first = answers[able[0].node.name]
-    place = meeting(first, cluster.port)
-    listen = {"port": place.master_port, "seconds": seconds, "callers": len(able) - 1}
-    knock = {"address": place.address, "port": place.master_port, "seconds": seconds}
-
-    def act(host: Remote) -> dict[str, Any]:
-        function, arguments = ("listen_once", listen) if host is able[0] else ("reach", knock)
-        return call(host, cluster.python, function, arguments, seconds + FACTS_TIMEOUT_S)
-
-    found = []
-    # All at once: the first one listens while the others knock.
-    for name, answer in on_all(able, act, pool_size=len(able)).items():
-        if name == able[0].node.name:
-            continue
-        where = f"{place.address}:{place.master_port} on {able[0].node.name}"
-        if isinstance(answer, HostError):
-            found.append(Finding("rendezvous", name, "fail", answer.cause, answer.remedy))
-        elif not answer["reached"]:
-            remedy = "open the ports between the nodes (security group, firewall), or choose one with --port"
-            found.append(Finding("rendezvous", name, "fail", f"cannot reach {where}: {answer['reason']}", remedy))
-        else:
-            found.append(Finding("rendezvous", name, "ok", f"reaches {where}"))
-    return found
-
-
-def check_bandwidth(hosts: Sequence[Remote], answers: Mapping[str, Any], cluster: ClusterRequest) -> list[Finding]:
-    """All nodes together sum a tensor over the network that training will use; says how fast."""
-    able = [host for host in hosts if isinstance(answers[host.node.name], dict)]
-    if len(able) < 2:
-        return []
-    facts = {host.node.name: answers[host.node.name] for host in able}
-    code = f"{NODE_ROOT}/code/{content_hash(CHECKOUT, checkout_files())}"
-    archive = pack(CHECKOUT, checkout_files())
-    first = able[0].node.name
-    place = meeting(facts[first], cluster.port)
-
-    def act(host: Remote) -> Outcome:
-        if host.run(f"[ -d {shell_path(code)} ]").code:
-            send(host, archive, code)
-        fact = facts[host.node.name]
-        variables = {"RANK": str(able.index(host)), "WORLD_SIZE": str(len(able)), "MASTER_ADDR": place.address}
-        variables |= {"MASTER_PORT": str(place.master_port), "OMP_NUM_THREADS": "1"}
-        if fact["interface"]:
-            variables |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), fact["interface"])
-        words = [f"{name}={value}" for name, value in variables.items()]
-        command = shlex.join(["env", *words, fact["python"], "-m", "training.bandwidth"])
-        return host.run(f"cd {shell_path(code)} && exec timeout {BANDWIDTH_TIMEOUT_S} {command}", timeout_s=180)
-
-    outcomes = on_all(able, act, pool_size=len(able))
-    bad = {name: o for name, o in outcomes.items() if isinstance(o, HostError) or o.code}
-    remedy = "see that the nodes reach each other on all ports (security group, firewall, interface names)"
-    if bad:
-        return [
-            Finding("all-reduce", name, "fail", o.cause if isinstance(o, HostError) else o.reason, remedy)
-            for name, o in bad.items()
-        ]
-    lead = outcomes[first]
-    assert isinstance(lead, Outcome)
-    measured = json.loads(lead.text.strip().splitlines()[-1])
-    rate = f"{measured['bytes_per_s'] / 1e9:.2f} GB/s by {measured['backend']} over {len(able)} nodes"
-    return [Finding("all-reduce", first, "ok", rate)]
-
-
-@contextlib.contextmanager
-def remotes(nodes: Iterable[Node], ssh_config: str | None) -> Iterator[list[Remote]]:
-    """Inside the block the hosts can be used; afterwards no connection is left."""
-    hosts = [Remote(node, ssh_config) for node in nodes]
-    try:
-        yield hosts
-    finally:
-        for host in hosts:
-            host.close()
-
-
-def ask_facts(
-    hosts: Sequence[Remote],
-    cluster: ClusterRequest,
-    paths: Sequence[str],
-    shared: str | None,
-    deep: bool = False,
-) -> dict[str, dict[str, Any] | HostError]:
-    """Returns the facts of all hosts; `shared` is a folder of which is asked whether they see the same one."""
-
-    def ask(host: Remote) -> dict[str, Any]:
-        host.run("true", timeout_s=FACTS_TIMEOUT_S)  # connects: what follows measures the clock
-        began = time.time()
-        request = {"paths": list(paths), "token": token, "port": cluster.port, "deep": deep}
-        facts = call(host, cluster.python, "collect", request, DEEP_TIMEOUT_S if deep else FACTS_TIMEOUT_S)
-        ended = time.time()
-        # The node's clock was read between the two; what is outside of that is certainly off.
-        facts["clock_offset_s"] = min(0.0, facts["clock"] - began) + max(0.0, facts["clock"] - ended)
-        return facts
-
-    with _token(shared) as token:
-        return on_all(hosts, ask)
-
-
-@contextlib.contextmanager
-def _token(folder: str | None) -> Iterator[str | None]:
-    """A file that exists inside the block only: who sees it sees the same folder."""
-    if folder is None:
-        yield None
-        return
-    path = Path(folder) / f".shared-{secrets.token_hex(8)}"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {folder}: {error.strerror}", "choose another place with --set run.dir=PATH"
-        ) from None
-    try:
-        yield str(path)
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def _usable_spares(
-    spares: Sequence[Node], answers: Mapping[str, Any], nodes: Sequence[Node], wanted: Wanted
-) -> list[Node]:
-    """A spare with a fault is no reason not to start: it is left out."""
-    found = judge({node.name: answers[node.name] for node in [*nodes, *spares]}, wanted)
-    bad = {finding.node for finding in found if finding.level == "fail"}
-    return [node for node in spares if node.name not in bad]
+        return Report(findings if failed(findings) else findings + check_bandwidth(hosts, answers, question))
 
 
 def machine(name: str, facts: Mapping[str, Any]) -> MachineFacts:

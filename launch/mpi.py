@@ -12,10 +12,11 @@ from typing import Any
 
 from launch.backends.base import LaunchSpec
 from launch.backends.mpirun import MpirunBackend
-from launch.cluster import ClusterRequest, PreparedCluster, meeting, remotes
+from launch.cluster import ClusterRequest, PreparedCluster
 from launch.errors import UsageError
 from launch.node_facts import free_ports
 from launch.nodes import Node
+from launch.probe import meeting, remotes
 from launch.remote import CHECKOUT, checkout_files, ensure, pack
 from launch.request import PreparedRun
 from launch.ssh import HostError, on_all

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import resource
 import shutil
 import socket
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.machine import local_facts
+from training.drain import drain_mark, drain_reason
 
 PACKAGES = ("torch", "deepspeed", "numpy", "pydantic", "psutil")
 TOOL_TIMEOUT_S = 15
@@ -36,21 +38,35 @@ def collect(request: dict[str, Any]) -> dict[str, Any]:
         "address": address,
         "interface": interface_of(address),
         "python": sys.executable,
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: _version(name) for name in PACKAGES},
+            "cuda": torch_cuda(),
+            "nccl": nccl(),
+        },
         "limits": {"memlock": _limit(resource.RLIMIT_MEMLOCK), "nofile": _limit(resource.RLIMIT_NOFILE)},
         "shm_bytes": _free("/dev/shm"),
         "paths": {path: path_facts(path) for path in request.get("paths", [])},
+        "node_folder": path_facts(str(Path.home() / ".loopworks")),
         "token": Path(request["token"]).exists() if request.get("token") else None,
         "code": Path(request["code"].replace("~", str(Path.home()), 1)).is_dir() if request.get("code") else False,
         "ports": free_ports(2, request.get("port")),
         "port_free": port_is_free(request["port"]) if request.get("port") else None,
         "infiniband": infiniband_ports(),
+        "efa": efa_devices() if infiniband_ports() else 0,
+        "drained": drain_reason(drain_mark()),
     }
     if request.get("deep"):
-        facts |= {"driver": driver(), "ecc_errors": ecc_errors(), "xid": xid_lines(), "efa": efa_devices()}
+        facts |= {"driver": driver(), "ecc_errors": ecc_errors(), "xid": xid_lines()}
+        facts["driver_cuda"] = driver_cuda()
         facts["fabric_manager"] = _tool("systemctl", "is-active", "nvidia-fabricmanager")
         facts["nvlink"] = _tool("nvidia-smi", "nvlink", "--status")
     return facts
+
+
+def drained(request: dict[str, Any]) -> dict[str, Any]:
+    """Returns why this node is drained; None when it is not."""
+    return {"reason": drain_reason(drain_mark())}
 
 
 def interface_of(address: str) -> str:
@@ -132,6 +148,34 @@ def driver() -> str:
     """Returns the version of the NVIDIA driver; empty without one."""
     lines = _tool("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
     return lines[0].strip() if lines else ""
+
+
+def driver_cuda() -> str:
+    """Returns the newest CUDA that the NVIDIA driver runs; empty without one."""
+    found = re.search(r"CUDA Version\s*:\s*(\d+\.\d+)", _tool("nvidia-smi", "--query"))
+    return found.group(1) if found else ""
+
+
+def torch_cuda() -> str:
+    """Returns the CUDA that torch was built for, as its version file says (torch is not imported: that takes seconds).
+
+    Empty without CUDA.
+    """
+    try:
+        path = metadata.distribution("torch").locate_file("torch/version.py")
+        text = Path(str(path)).read_text(encoding="utf-8")
+    except (OSError, metadata.PackageNotFoundError):
+        return ""
+    found = re.search(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)", text, re.MULTILINE)
+    return found.group(1) if found else ""
+
+
+def nccl() -> str:
+    """Returns the version of the NCCL that was installed with torch (nvidia-nccl-cuNN); empty when there is none."""
+    for found in metadata.distributions():
+        if str(found.metadata["Name"]).lower().startswith("nvidia-nccl-"):
+            return found.version
+    return ""
 
 
 def ecc_errors() -> int:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from launch.errors import LoopworksError
 from launch.ssh import HostError
+from training.drain import DRAIN_MARK
 from training.errors import EXIT_PREFLIGHT
 
 Facts = Mapping[str, Any]
@@ -19,6 +20,8 @@ LARGEST_CLOCK_OFFSET_S = 2.0
 LEAST_NOFILE = 4096
 LEAST_SHM_BYTES = 64 * 2**20
 LEAST_FREE_BYTES = 2**30
+NODE_FOLDER = "~/.loopworks"
+LEAST_NODE_BYTES = 32 * 2**20
 SAME_VERSIONS = ("torch", "deepspeed")
 
 
@@ -53,7 +56,7 @@ class Wanted:
     """What the checks compare with."""
 
     run_dir: str
-    data_path: str | None
+    data_paths: tuple[str, ...] = ()
     port: int | None = None
 
 
@@ -118,9 +121,51 @@ def paths(facts: Mapping[str, Facts], wanted: Wanted) -> list[Finding]:
             found.append(Finding("disk", node, "warn", message, "free space before the first checkpoint"))
         else:
             found.append(Finding("run.dir", node, "ok", f"{place['free_bytes'] / 2**30:.0f} GiB free"))
-        if wanted.data_path and not fact["paths"][wanted.data_path]["exists"]:
-            message = f"{wanted.data_path} is not there"
-            found.append(Finding("data.path", node, "fail", message, "put the dataset on shared storage, or copy it"))
+        for path in wanted.data_paths:
+            if not fact["paths"][path]["exists"]:
+                remedy = "put the dataset on shared storage, or copy it"
+                found.append(Finding("data.path", node, "fail", f"{path} is not there", remedy))
+    return found
+
+
+def drained(facts: Mapping[str, Facts], wanted: Wanted) -> list[Finding]:
+    """No node has the drain mark: an upgrade is under way there, or a person keeps it free."""
+    remedy = f"once it may train again, remove {DRAIN_MARK} there; or leave it out, or name --spares"
+    return [
+        Finding("drained", node, "fail", f"it is drained: {fact['drained']}", remedy)
+        for node, fact in facts.items()
+        if fact["drained"] is not None
+    ]
+
+
+def node_folder(facts: Mapping[str, Facts], wanted: Wanted) -> list[Finding]:
+    """The node's own disk takes the checkout, logs and state of a run."""
+    found = []
+    for node, fact in facts.items():
+        place = fact["node_folder"]
+        if not place["writable"]:
+            message = f"{NODE_FOLDER} cannot be written"
+            found.append(Finding("node folder", node, "fail", message, "correct its owner there"))
+        elif place["free_bytes"] < LEAST_NODE_BYTES:
+            message = f"{place['free_bytes'] / 2**20:.0f} MiB are free for {NODE_FOLDER}"
+            remedy = f"free {LEAST_NODE_BYTES // 2**20} MiB there: code, logs and state of the run need it"
+            found.append(Finding("node folder", node, "fail", message, remedy))
+    return found
+
+
+def cuda_versions(facts: Mapping[str, Facts], wanted: Wanted) -> list[Finding]:
+    """Nodes with GPUs have the same NCCL and the same CUDA in torch, and a driver that is new enough for it."""
+    with_gpus = {node: fact for node, fact in facts.items() if fact["machine"]["gpus"]}
+    found = []
+    for name, title in (("nccl", "NCCL"), ("cuda", "CUDA of torch")):
+        versions = {node: fact["versions"].get(name) or "none" for node, fact in with_gpus.items()}
+        usual = Counter(versions.values()).most_common(1)[0][0] if versions else ""
+        for node, version in versions.items():
+            if version == usual:
+                found.append(Finding(name, node, "ok", version))
+            else:
+                remedy = f"install the torch there that the others have ({title} {usual})"
+                found.append(Finding(name, node, "fail", f"{title} {version}, the others have {usual}", remedy))
     return found
 
 
@@ -174,6 +219,11 @@ def drivers(facts: Mapping[str, Facts], wanted: Wanted) -> list[Finding]:
         found.append(
             Finding("driver", node, "ok" if same else "fail", version or "none", "" if same else f"install {usual}")
         )
+        offered, needed = fact["driver_cuda"], fact["versions"].get("cuda") or ""
+        # Within a major version newer CUDA runs on older drivers (minor version compatibility).
+        if offered and needed and _major(offered) < _major(needed):
+            message = f"the driver offers CUDA {offered}, torch was built for {needed}"
+            found.append(Finding("cuda", node, "fail", message, "install a newer driver there, or an older torch"))
         if fact["ecc_errors"]:
             message = f"{fact['ecc_errors']} uncorrected memory errors"
             found.append(Finding("ecc", node, "fail", message, "reset the GPU or replace the node"))
@@ -204,7 +254,10 @@ def rdma(facts: Mapping[str, Facts], wanted: Wanted) -> list[Finding]:
     return found
 
 
-QUICK: tuple[Check, ...] = (same_versions, clocks, paths, limits, gpus, master_port)
+QUICK: tuple[Check, ...] = (
+    *(drained, same_versions, cuda_versions, clocks),
+    *(paths, node_folder, limits, gpus, master_port),
+)
 DEEP: tuple[Check, ...] = (drivers, rdma)
 
 
@@ -224,6 +277,10 @@ def failed(findings: Iterable[Finding]) -> bool:
 
 def _short(name: str, version: str) -> str:
     return ".".join(version.split(".")[:2]) if name == "python" else version
+
+
+def _major(version: str) -> int:
+    return int(version.split(".", maxsplit=1)[0])
 
 
 def _gpu_shape(fact: Facts) -> str:

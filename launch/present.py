@@ -14,6 +14,7 @@ from rich.table import Table
 
 from launch.backends.base import LaunchSpec
 from launch.checkpoints import Listing
+from launch.estimate import Outlook
 from launch.plan import RunPlan
 from launch.preflight import Finding
 
@@ -68,8 +69,8 @@ def print_error(error: Exception) -> None:
     print(f"error: {error}", file=sys.stderr)
 
 
-def plan_table(plan: RunPlan) -> Table:
-    """Returns the plan as a table of two columns."""
+def plan_table(plan: RunPlan, expected: Outlook | None = None) -> Table:
+    """Returns the plan as a table of two columns, with what is expected of it."""
     table = Table(title="plan", show_header=False, title_justify="left")
     where = ", ".join(f"{node.name} x {node.ranks}" for node in plan.nodes)
     rows = {
@@ -86,17 +87,29 @@ def plan_table(plan: RunPlan) -> Table:
         "work": f"{plan.flop_per_token / 1e6:,.1f} MFLOP a token"
         + ("" if plan.total_flop is None else f", {plan.total_flop:.3g} FLOP in all"),
     }
-    for name, value in rows.items():
+    for name, value in (rows | ({} if expected is None else _expected_rows(expected))).items():
         table.add_row(name, value)
     for note in plan.notes:
         table.add_row("note", note)
     return table
 
 
-def print_plan(plan: RunPlan, specs: Sequence[LaunchSpec] = ()) -> None:
+def _expected_rows(expected: Outlook) -> dict[str, str]:
+    step, resume = expected.step_time, expected.resume
+    time = "not known" if step.seconds is None else f"about {step.seconds:.3g} s"
+    rows = {"step time": f"{time}: {step.source}"}
+    if expected.run_s is not None:
+        rows["run"] = f"about {_duration(expected.run_s)} of steps"
+    if resume is not None:
+        where = "" if resume.path is None else f"step {resume.step} ({resume.path}): "
+        rows["resumes"] = "; passed over: ".join([where + resume.state, *resume.passed_over])
+    return rows
+
+
+def print_plan(plan: RunPlan, specs: Sequence[LaunchSpec] = (), expected: Outlook | None = None) -> None:
     """Prints the plan, and for a dry run the command and environment of each node."""
     console = Console()
-    console.print(plan_table(plan))
+    console.print(plan_table(plan, expected))
     for spec in specs:
         console.print(f"on {spec.node} in {spec.directory}:", highlight=False)
         for key, value in sorted(spec.env.items()):

@@ -22,6 +22,8 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 NODE_ROOT = "~/.loopworks"
 INSTALLED_PYTHON = "/opt/loopworks/venv/bin/python"
 SENT = ("launch", "training")
+# In the order in which they need each other; packages come empty.
+FACT_MODULES = ("launch", "training", "training.drain", "launch.machine", "launch.node_facts")
 SEND_TIMEOUT_S = 600.0
 
 # Runs on the node: makes modules of the sources it is sent and calls one function with values, all as JSON.
@@ -52,7 +54,7 @@ def call(
     remote: Remote, python: str | None, function: str, arguments: dict[str, Any], timeout_s: float = COMMAND_TIMEOUT_S
 ) -> dict[str, Any]:
     """Calls a function of launch/node_facts.py on the node and returns its answer. Raises HostError."""
-    sources = [("launch", ""), *((f"launch.{name}", _source(name)) for name in ("machine", "node_facts"))]
+    sources = [(name, _source(name)) for name in FACT_MODULES]
     request = {"modules": sources, "module": "launch.node_facts", "function": function, "arguments": arguments}
     outcome = remote.run(python_command(pythons(python), _BOOT), json.dumps(request).encode(), timeout_s)
     if outcome.code == 127:
@@ -170,4 +172,4 @@ def ask_agent(
 
 
 def _source(name: str) -> str:
-    return (CHECKOUT / "launch" / f"{name}.py").read_text(encoding="utf-8")
+    return (CHECKOUT / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8") if "." in name else ""

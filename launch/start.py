@@ -15,6 +15,7 @@ from launch.errors import RunFailedError, UsageError
 from launch.mpi import PreparedMpirun, send_to_all, under_mpirun
 from launch.nodes import is_local
 from launch.observe import stop as stop_here
+from launch.preflight import Finding, PreflightError
 from launch.processes import is_running
 from launch.remote import CHECKOUT, NODE_ROOT, ask_agent, checkout_files, pack, shell_path
 from launch.request import PreparedRun, TrainRequest, prepare_demo, prepare_run
@@ -22,6 +23,7 @@ from launch.runs import create_run, reopen_run
 from launch.ssh import HostError, Remote, on_all
 from launch.supervisor import CODE_ARCHIVE, STOP_GRACE_S
 from launch.train import disk_is_full, storage_full, train
+from training.drain import drain_mark, drain_reason
 from training.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from training.records import RunFolder
 
@@ -44,8 +46,17 @@ class Screen(Protocol):
 def prepare(request: TrainRequest, cluster: ClusterRequest, dry_run: bool = False) -> PreparedRun:
     """Plans a run here or on nodes. Raises UsageError, ConfigError and PreflightError."""
     here = is_local(cluster.nodes) and cluster.inventory is None
+    if here:
+        refuse_when_drained()
     prepared = prepare_run(request) if here else prepare_cluster(request, cluster, writes=not dry_run)
     return under_mpirun(prepared, cluster) if cluster.backend == "mpirun" else prepared
+
+
+def refuse_when_drained() -> None:
+    """Raises PreflightError when this machine has the drain mark."""
+    if (reason := drain_reason(drain_mark())) is not None:
+        remedy = f"once it may train again, remove {drain_mark()}"
+        raise PreflightError([Finding("drained", "this machine", "fail", f"it is drained: {reason}", remedy)])
 
 
 def start(request: TrainRequest, cluster: ClusterRequest, prepared: PreparedRun, screen: Screen) -> dict[str, Any]:
@@ -57,6 +68,9 @@ def start(request: TrainRequest, cluster: ClusterRequest, prepared: PreparedRun,
         send_to_all(prepared)
     if not isinstance(prepared, PreparedCluster):
         return train(request, prepared)
+    for finding in prepared.findings:
+        if finding.level == "warn":
+            screen.line(f"preflight: {finding.node}: {finding.check}: {finding.message}")
     make = create_run if prepared.folder is None else reopen_run
     run = make(prepared.config, prepared.plan_file(), prepared.plan.total_steps)
     (run.path / CODE_ARCHIVE).write_bytes(pack(CHECKOUT, checkout_files()))
@@ -73,6 +87,7 @@ def resume(run: RunFolder, screen: Screen) -> dict[str, Any]:
     request = TrainRequest(resume=run.name, overrides=(directory,))
     settings = sv.read_settings(run)
     if settings is None:
+        refuse_when_drained()
         return train(request)
     prepared = prepare_again(request, settings)
     return start(request, ClusterRequest(), prepared, screen)

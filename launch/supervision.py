@@ -17,15 +17,18 @@ from training.records import RankError, Record, RunFolder, RunState
 
 # A node blamed so often is left out.
 BLAME_LIMIT = 2
+# What the reason begins with when a node is left because of its drain mark (training/preemption.py).
+DRAINED = "drained: "
 
 
 class Settings(Record):
     """nodes.json: what the user asked for and what was found, for the whole run."""
 
-    nodes: list[dict[str, Any]]
+    nodes: list[dict[str, Any]] = Field(description="Nodes of the first attempt.")
     spares: list[dict[str, Any]] = Field(default_factory=list)
     facts: dict[str, dict[str, Any]]
     min_nodes: int
+    most_nodes: int = Field(description="So many nodes were asked for; no attempt has more.")
     restarts: int
     hang_s: float
     env: dict[str, str] = Field(default_factory=dict)
@@ -33,6 +36,7 @@ class Settings(Record):
     ssh_config: str | None = None
     python: str | None = None
     code: str = Field(description="Folder of the checkout on the nodes, ~ for the home folder.")
+    data: dict[str, int] | None = Field(None, description="What the plan knows of the data (launch/plan.py).")
     dataset: str | None = Field(None, description="Folder on the nodes of a dataset that was sent there.")
     dataset_source: str | None = None
 
@@ -57,6 +61,7 @@ class Watch(Record):
     active: list[str] = Field(default_factory=list, description="Nodes of the present attempt, the first one leads.")
     phase: Literal["preparing", "running", "ended"] = "preparing"
     blame: dict[str, int] = Field(default_factory=dict)
+    left: dict[str, str] = Field(default_factory=dict, description="Nodes that were left, and why.")
     restarts: int = 0
     message: str = ""
     code: int | None = Field(None, description="Exit code of the run, once it has ended.")
@@ -73,12 +78,18 @@ class NodeState(Record):
     reason: str = ""
     time: float
     ranks: list[dict[str, Any]] = Field(default_factory=list)
+    leaving: str = ""
+
+    @property
+    def reason_to_leave(self) -> str:
+        """Why the run has to go on without this node, as a rank or the agent has noticed; empty when it need not."""
+        return next((beat["leaving"] for beat in self.ranks if beat.get("leaving")), self.leaving)
 
 
 class Decision(Record):
     """What follows when the ranks of an attempt are gone."""
 
-    kind: Literal["finished", "stopped", "failed", "smaller", "restart"]
+    kind: Literal["finished", "stopped", "failed", "smaller", "restart", "leave"]
     reason: str = ""
     blame: list[str] = Field(default_factory=list)
     code: int = 0
@@ -93,7 +104,8 @@ def judge(
     if has_result and state.phase == "finished" and all(code == 0 for code in codes):
         return Decision(kind="finished")
     if state.phase == "stopped":
-        return Decision(kind="stopped", reason=state.message)
+        leaving = [f"{name}: {node.reason_to_leave}" for name, node in nodes.items() if node.reason_to_leave]
+        return Decision(kind="leave" if leaving else "stopped", reason="; ".join(leaving) or state.message)
     first = errors[0] if errors else None
     if any(error.kind == "out_of_memory" for error in errors):
         return Decision(kind="smaller", reason="out of memory")
@@ -128,19 +140,37 @@ def _first_cause(first: RankError | None, nodes: Mapping[str, NodeState], lost: 
     return (reasons[0] if reasons else "the ranks ended without a word"), []
 
 
-def choose(settings: Settings, usable: Sequence[str], blame: Mapping[str, int], keep: int) -> list[str]:
-    """Returns the nodes of the next attempt: those that answer, spares for those that do not, at most `keep`.
+def nodes_left(
+    before: Mapping[str, str], nodes: Mapping[str, NodeState], drained: Mapping[str, str | None]
+) -> dict[str, str]:
+    """Returns the nodes that the next attempt does without, and why: those whose agents say so in this attempt, those
+    of which it was said before, and those that have a drain mark now (`drained`: what each node that answered has).
 
-    Raises RunFailedError (no capacity) when fewer than `min_nodes` are left.
+    A node that was drained and has no mark any more can be used again; one that was taken away cannot.
     """
+    now = {name: node.reason_to_leave for name, node in nodes.items() if node.reason_to_leave}
+    back = [name for name, why in before.items() if why.startswith(DRAINED) and drained.get(name, why) is None]
+    marked = {name: f"{DRAINED}{why}" for name, why in drained.items() if why is not None}
+    return {name: why for name, why in {**before, **now, **marked}.items() if name not in back or name in now}
+
+
+def choose(
+    settings: Settings, usable: Sequence[str], blame: Mapping[str, int], left: Mapping[str, str] | None = None
+) -> list[str]:
+    """Returns the nodes of the next attempt: those that answer, spares for those that do not, not those `left`.
+
+    Raises RunFailedError (no capacity) when fewer than `min_nodes` remain.
+    """
+    left = left or {}
     order = [item["name"] for item in [*settings.nodes, *settings.spares]]
-    left_out = [name for name in order if blame.get(name, 0) >= BLAME_LIMIT]
-    chosen = [name for name in order if name in usable and name not in left_out][:keep]
+    blamed = [name for name in order if blame.get(name, 0) >= BLAME_LIMIT]
+    chosen = [name for name in order if name in usable and name not in (*blamed, *left)][: settings.most_nodes]
     if len(chosen) < settings.min_nodes:
-        away = [name for name in order if name not in usable and name not in left_out]
+        away = [name for name in order if name not in usable and name not in (*blamed, *left)]
         parts = [f"{len(chosen)} node(s) are left, {settings.min_nodes} are needed"]
         parts += [f"no answer from {', '.join(away)}"] if away else []
-        parts += [f"left out after {BLAME_LIMIT} faults: {', '.join(left_out)}"] if left_out else []
+        parts += [f"left out after {BLAME_LIMIT} faults: {', '.join(blamed)}"] if blamed else []
+        parts += [f"{name} is left ({why})" for name, why in left.items()]
         raise RunFailedError("; ".join(parts), "bring nodes back or name --spares, then fab resume", EXIT_NO_CAPACITY)
     return chosen
 

@@ -15,18 +15,18 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from launch import supervision as sv
+from launch.agent import WELL
 from launch.backends.ssh import agent_spec, node_specs
-from launch.cluster import machine, meeting
+from launch.cluster import machine
 from launch.errors import LoopworksError, RunFailedError
 from launch.lease import LEASE_S
 from launch.plan import DatasetFacts, RunPlan, build_plan
+from launch.probe import meeting
 from launch.processes import start_time
-from launch.remote import NODE_ROOT, ask_agent, ensure, shell_path, start_agent
-from launch.request import dataset_facts
+from launch.remote import NODE_ROOT, ask_agent, call, ensure, shell_path, start_agent
 from launch.runs import LIVE
 from launch.ssh import HostError, Remote, on_all
 from launch.train import disk_is_full, failure, retry_plan, storage_full
@@ -115,7 +115,10 @@ class Supervisor:
         specs = node_specs(plan, self.settings.facts, place, str(self.run.path), self.settings.code, self.settings.env)
         common = {"run": str(self.run.path), "attempt": attempt, "token": secrets.token_hex(16)}
         common |= {"hang_s": self.settings.hang_s, "stop_grace_s": STOP_GRACE_S}
-        jobs = {spec.node: agent_spec(spec, index, names, place, **common) for index, spec in enumerate(specs)}
+        jobs = {
+            spec.node: agent_spec(spec, index, names, place, ranks=node.ranks, **common)
+            for index, (spec, node) in enumerate(zip(specs, plan.nodes, strict=True))
+        }
 
         def begin(remote: Remote) -> bool:
             spec = jobs[remote.node.name]
@@ -148,8 +151,7 @@ class Supervisor:
         """Plans for the nodes of this attempt; a micro-batch that was halved for want of memory stays halved."""
         config = load_config(self.run.config)
         before = json.loads(self.run.plan.read_text(encoding="utf-8"))
-        local = Path(self.settings.dataset_source or before["dataset_dir"])
-        dataset: DatasetFacts | None = dataset_facts(local)
+        dataset = None if self.settings.data is None else DatasetFacts(**self.settings.data)
         plan = build_plan(config, [machine(name, self.settings.facts[name]) for name in names], dataset)
         share = plan.micro_batch * plan.accumulation
         if plan.micro_batch > before["micro_batch"] and share % before["micro_batch"] == 0:
@@ -181,7 +183,8 @@ class Supervisor:
             first_end = (first_end or now) if ended or silent else None
             if len(ended) + len(silent) == len(names):
                 return states, silent
-            if first_end is not None and now - first_end > FOLLOW_S and any(states[n].code for n in ended):
+            faults = any(states[name].code not in WELL for name in ended)
+            if first_end is not None and now - first_end > FOLLOW_S and faults:
                 return states, [name for name in names if name not in ended]
             time.sleep(POLL_S)
 
@@ -189,7 +192,7 @@ class Supervisor:
         state, errors = self.run.read_state(), self.run.read_errors()
         healthy = self.run.result.is_file() and state.phase == "finished"
         # What is left of the attempt is ended before anything else is decided; who answers can be used again.
-        names = self.watch.active if healthy or state.phase == "stopped" else list(self.remotes)
+        names = self.watch.active if healthy or self._stop_asked() else list(self.remotes)
         self._answers = self._on(names, self._end_if_there)
         lost = [name for name in self.watch.active if isinstance(self._answers.get(name), HostError)]
         if disk_is_full(self.run):
@@ -207,20 +210,49 @@ class Supervisor:
             if smaller is None:
                 raise failure(self.run, 1)
             self.run.write_plan({**json.loads(self.run.plan.read_text()), **smaller.as_json()})
+        usable = [name for name, answer in self._answers.items() if not isinstance(answer, HostError)]
+        states = sv.read_nodes(self.run, self.watch.attempt)
+        left = sv.nodes_left(self.watch.left, states, self._drained(usable))
+        if decision.kind == "leave":
+            return self._go_on_without(decision.reason, usable, left)
         blame = sv.add_blame(self.watch.blame, decision.blame)
         restarts = self.watch.restarts + 1
         if restarts > self.settings.restarts:
             cause = f"{decision.reason}; the budget of {self.settings.restarts} restart(s) is used up"
             raise RunFailedError(cause, self._remedy(), EXIT_FAILED)
-        usable = [name for name, answer in self._answers.items() if not isinstance(answer, HostError)]
-        nodes = sv.choose(self.settings, usable, blame, keep=len(self.settings.nodes))
-        self._note(blame=blame, restarts=restarts, message=decision.reason)
+        nodes = sv.choose(self.settings, usable, blame, left)
+        self._note(blame=blame, left=left, restarts=restarts, message=decision.reason)
         text = f"{decision.reason}; restart {restarts} of {self.settings.restarts} on {', '.join(nodes)}"
-        self.run.event("restart", self.run.read_state().step, text, blame=blame)
+        self._announce("restart", text, blame=blame)
+        return nodes
+
+    def _go_on_without(self, reason: str, usable: Sequence[str], left: dict[str, str]) -> list[str]:
+        """Returns the nodes of the next attempt after all ranks have saved and left, because a node is taken away or
+        drained. That is no fault, and costs no restart; when too few nodes remain the run waits to be resumed."""
+        try:
+            nodes = sv.choose(self.settings, usable, self.watch.blame, left)
+        except RunFailedError as error:
+            raise RunFailedError(f"saved and left; {error.cause}", error.remedy, EXIT_PREEMPTED) from None
+        self._note(left=left, message=reason)
+        self._announce("node_left", f"{reason}; going on on {', '.join(nodes)}", left=left)
+        return nodes
+
+    def _announce(self, kind: str, text: str, **details: Any) -> None:
+        """Notes why there is another attempt, and clears what the last one has left."""
+        self.run.event(kind, self.run.read_state().step, text, **details)
         log.warning("%s", text)
         self.run.clear_errors()
         self.run.update_state(phase="starting", message=text)
-        return nodes
+
+    def _drained(self, names: Sequence[str]) -> dict[str, str | None]:
+        """Returns what the drain mark of each node says, None where there is none; nodes that do not answer are left
+        out."""
+
+        def ask(remote: Remote) -> str | None:
+            facts = self.settings.facts[remote.node.name]
+            return call(remote, facts["python"], "drained", {}, PROBE_TIMEOUT_S)["reason"]  # type: ignore[no-any-return]
+
+        return {name: why for name, why in self._on(names, ask).items() if not isinstance(why, HostError)}
 
     # -- end --------------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,10 @@
 """What each rank says of itself, so that a hang can be told from work: phase, step and time, in a small file.
 
-    heartbeats/rank-N.json   Heartbeat, replaced as a whole; in the run folder, or where LOOPWORKS_HEARTBEATS points
+    heartbeats/rank-N.json   Heartbeat, padded to a fixed size; in the run folder, or where LOOPWORKS_HEARTBEATS points
                              (the node agent takes a folder on the node's own disk: a hanging file system is no excuse)
 
-SIGUSR2 makes a rank write the stacks of all its threads to its log. Imports no torch.
+A heartbeat is written over the one before, in place: that needs no space, so a disk that fills up during the run does
+not make it look dead. SIGUSR2 makes a rank write the stacks of all its threads to its log. Imports no torch.
 """
 
 from __future__ import annotations
@@ -17,12 +18,17 @@ import time
 from pathlib import Path
 from typing import Literal
 
+from pydantic import Field
+
+from training.preemption import StopFlag
 from training.records import Record, RunFolder
 
 HEARTBEATS_VARIABLE = "LOOPWORKS_HEARTBEATS"
 RankPhase = Literal["starting", "training", "closing", "ended"]
 # Steps can be far shorter; a file a step would be noise.
 INTERVAL_S = 0.5
+SIZE_BYTES = 2048
+MOST_REASON = 300
 
 
 class Heartbeat(Record):
@@ -34,13 +40,16 @@ class Heartbeat(Record):
     step: int
     time: float
     step_s: float = 0.0
+    leaving: str = Field("", description="Why the rank's node is to be left (drained, taken away); empty otherwise.")
+    code: int | None = Field(None, description="What the rank ends with, once it has ended as it should.")
 
 
 class Pulse:
     """Callback of every rank: writes its heartbeat as the run goes. A sign of life that cannot be written is left out:
-    on a full disk the run itself says so."""
+    a full disk of the node must not end the run. `flag` tells when the node is to be left."""
 
-    def __init__(self, run: RunFolder, rank: int) -> None:
+    def __init__(self, run: RunFolder, rank: int, flag: StopFlag | None = None) -> None:
+        self._flag = flag or StopFlag()
         folder = Path(os.environ.get(HEARTBEATS_VARIABLE) or run.path / "heartbeats")
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
@@ -53,11 +62,10 @@ class Pulse:
 
     def beat(self, phase: RankPhase, step: int) -> None:
         """Writes the heartbeat."""
-        self._beat = self._beat.model_copy(update={"phase": phase, "step": step, "time": time.time()})
-        temporary = self._path.with_suffix(".new")
+        changes = {"phase": phase, "step": step, "time": time.time(), "leaving": self._flag.leaving[:MOST_REASON]}
+        self._beat = self._beat.model_copy(update=changes)
         with contextlib.suppress(OSError):
-            temporary.write_text(self._beat.model_dump_json(), encoding="utf-8")
-            temporary.replace(self._path)
+            _overwrite(self._path, self._beat.model_dump_json())
 
     def on_start(self, step: int, total_steps: int) -> None:
         """The first step may compile and reads its first data: it is still part of the start."""
@@ -81,13 +89,30 @@ class Pulse:
         """The steps are done; saving and the closing evaluation follow."""
         self.beat("closing", self._beat.step)
 
-    def ended(self) -> None:
-        """The rank leaves as it should: that its process is gone is then no fault."""
+    def ended(self, code: int) -> None:
+        """The rank leaves as it should, with `code`: that its process is gone is then no fault."""
+        self._beat = self._beat.model_copy(update={"code": code})
         self.beat("ended", self._beat.step)
 
 
+def _overwrite(path: Path, text: str) -> None:
+    """Writes `text`, padded to SIZE_BYTES, over what the file holds. The file exists only once it is whole."""
+    data = text.encode().ljust(SIZE_BYTES)
+    try:
+        target = os.open(path, os.O_WRONLY)
+    except FileNotFoundError:
+        temporary = path.with_suffix(".new")
+        temporary.write_bytes(data)
+        temporary.replace(path)
+        return
+    try:
+        os.pwrite(target, data, 0)
+    finally:
+        os.close(target)
+
+
 def read_heartbeats(folder: Path) -> list[Heartbeat]:
-    """Returns the heartbeats in a folder, by rank; one that is just being replaced is left out."""
+    """Returns the heartbeats in a folder, by rank; one that is just being written is left out."""
     found = []
     for path in folder.glob("rank-*.json"):
         with contextlib.suppress(OSError, ValueError):

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
+from urllib.parse import urlparse
 
 from rich.console import Console
 
@@ -23,12 +24,13 @@ from training.config.schema import DataSection
 from training.data.files import sha256_of
 from training.data.mixture import open_data
 from training.distributed import RankInfo, join, leave
+from training.drain import drain_mark
 from training.engine import Engine, EngineSettings
 from training.errors import EXIT_OK, ConfigError
 from training.evaluation import Evaluator
 from training.heartbeat import Pulse
 from training.observers import observers
-from training.preemption import MetadataWatcher, StopFlag, exit_code, on_ec2, signals_request_stop
+from training.preemption import DrainWatcher, MetadataWatcher, StopFlag, exit_code, on_ec2, signals_request_stop
 from training.process import log_to
 from training.records import RunFolder
 from training.safety import Progress, Safety
@@ -73,24 +75,32 @@ def read_job(run: RunFolder) -> Job:
 def run_rank(run: RunFolder, terminal: TextIO) -> int:
     """Does the job of this rank and returns its exit code. Raises LoopworksError."""
     job = read_job(run)
-    pulse = Pulse(run, int(os.environ["RANK"]))
+    flag = StopFlag()
+    pulse = Pulse(run, int(os.environ["RANK"]), flag)
     distributed = job.config.distributed
+    _host_own_store(distributed.init_method)
     rank = join(job.plan["backend"], distributed.init_method, job.plan["device"], distributed.timeout_s)
-    code = _train(job, run, rank, terminal, pulse)
+    code = _train(job, run, rank, terminal, pulse, flag)
     # Only after success: with a rank gone, leaving would wait for it.
     leave()
-    pulse.ended()
+    pulse.ended(code)
     return code
 
 
-def _train(job: Job, run: RunFolder, rank: RankInfo, terminal: TextIO, pulse: Pulse) -> int:
+def _host_own_store(init_method: str) -> None:
+    """With tcp://host:port rank 0 has to listen there; torchrun tells its ranks that it does, which is true of its own
+    port only."""
+    if init_method.startswith("tcp://") and str(urlparse(init_method).port) != os.environ.get("MASTER_PORT"):
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+
+
+def _train(job: Job, run: RunFolder, rank: RankInfo, terminal: TextIO, pulse: Pulse, flag: StopFlag) -> int:
     began = time.time()
     train_set, held_out = open_data(job.data, "train"), open_data(job.data, "validation")
     _check_vocabulary(job, train_set.manifest.vocab_size)
     _check_prompt(job, train_set.tokenizer_file)
     engine = Engine(job.config, job.settings, rank)
     evaluator = Evaluator(job.config, engine, held_out, rank)
-    flag = StopFlag()
     safety = Safety(_checkpoints(job, run, engine, train_set.tokenizer_file), flag, job.config.checkpoint)
     trainer = Trainer(
         job.config,
@@ -108,7 +118,7 @@ def _train(job: Job, run: RunFolder, rank: RankInfo, terminal: TextIO, pulse: Pu
     if job.plan["resume"]:
         trainer.progress = safety.resume() or trainer.progress
     safety.manager.start_uploads()
-    with signals_request_stop(flag), _metadata_watcher(job.config, rank, flag):
+    with signals_request_stop(flag), _drain_watcher(rank, flag), _metadata_watcher(job.config, rank, flag):
         _announce_start(run, job, rank, trainer.progress.step)
         progress = trainer.fit()
         left_early = progress.step < trainer.total_steps
@@ -136,6 +146,11 @@ def _checkpoints(job: Job, run: RunFolder, engine: Engine, tokenizer: Path) -> C
         GlooRanks(),
         run.event,
     )
+
+
+def _drain_watcher(rank: RankInfo, flag: StopFlag) -> AbstractContextManager[object]:
+    """One watcher a node for the mark that says that it is to be left."""
+    return nullcontext() if rank.local_rank else closing(DrainWatcher(flag, drain_mark()))
 
 
 def _metadata_watcher(config: RunConfig, rank: RankInfo, flag: StopFlag) -> AbstractContextManager[object]:

@@ -1,11 +1,12 @@
 """Leaving in time: signals and notices of the cloud set a flag, all ranks agree on it at the end of a step.
 
     SIGTERM, SIGUSR1 to any rank ─┐
-    spot interruption of any node ┼─> StopFlag of that rank ──> Ballot at the end of the step ──> all ranks save and
-    leave rebalance recommendation ─────┘                                                               together,
-    with one exit code
+    spot interruption of any node ┼─> StopFlag of that rank ──> vote at the end of the step ──> all ranks save and
+    drain mark on any node ───────┘                                                             leave together
 
-The handler only sets the flag, so a signal can come at any moment, and a second one during the save changes nothing.
+A rebalance recommendation asks for a save only. The handler only sets the flag, so a signal can come at any moment, and
+a second one during the save changes nothing. `leaving` says that the node itself goes: who starts the run again does so
+without it (training/heartbeat.py carries it there).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from training.drain import drain_reason
 from training.errors import EXIT_PREEMPTED
 
 # A pod that ends with 0 after SIGTERM counts as done; 128 + 15 tells Kubernetes that it was stopped.
@@ -29,6 +31,7 @@ EXIT_TERMINATED = 143
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 METADATA_URL = "http://169.254.169.254"
 POLL_INTERVAL_S = 5.0  # the interval that AWS advises
+DRAIN_INTERVAL_S = 1.0
 _TOKEN_SECONDS = "21600"
 
 
@@ -39,11 +42,17 @@ class StopFlag:
         self.reason = ""
         self.stop = False
         self.save = False
+        self.leaving = ""
 
     def request_stop(self, reason: str) -> None:
         """Asks for a save and the end of the run; the first reason is kept."""
         if not self.stop:
             self.reason, self.stop = reason, True
+
+    def request_leave(self, reason: str) -> None:
+        """Asks for a stop because this node is taken away or drained: another start has to do without it."""
+        self.leaving = self.leaving or reason
+        self.request_stop(reason)
 
     def request_save(self, reason: str) -> None:
         """Asks for a save, after which the run goes on."""
@@ -104,11 +113,33 @@ def on_ec2(vendor_file: Path = Path("/sys/class/dmi/id/sys_vendor")) -> bool:
         return False
 
 
+class DrainWatcher:
+    """A thread that looks for the drain mark of this node and raises it in a StopFlag."""
+
+    def __init__(self, flag: StopFlag, mark: Path, interval_s: float = DRAIN_INTERVAL_S) -> None:
+        self._flag, self._mark, self._interval_s = flag, mark, interval_s
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="drain", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._end.set()
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        while (reason := drain_reason(self._mark)) is None:
+            if self._end.wait(self._interval_s):
+                return
+        self._flag.request_leave(f"drained: {reason}")
+
+
 class MetadataWatcher:
     """A thread that polls the EC2 metadata service (IMDSv2) of this node and raises what it announces in a StopFlag.
 
-    An interruption asks for a stop, a rebalance recommendation for a save. A machine without the service is left
-    alone after `attempts` tries; a service that stops answering later is asked again, as long as the run lasts.
+    An interruption makes the run leave this node, a rebalance recommendation asks for a save. A machine without the
+    service is left alone after `attempts` tries; a service that stops answering later is asked again, as long as the
+    run lasts.
     """
 
     def __init__(
@@ -155,7 +186,7 @@ class MetadataWatcher:
         if notice is None:
             return
         if notice.kind == "interruption":
-            self._flag.request_stop(notice.text)
+            self._flag.request_leave(notice.text)
         elif not self._rebalance_seen:
             self._rebalance_seen = True
             self._flag.request_save(notice.text)

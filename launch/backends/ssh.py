@@ -86,7 +86,8 @@ def node_specs(
 
 
 def agent_spec(spec: LaunchSpec, index: int, nodes: Sequence[str], meeting: Meeting, **settings: Any) -> dict[str, Any]:
-    """Returns what the agent of a node is told. `settings`: run, attempt, token, hang_s, stop_grace_s."""
+    """Returns what the agent of a node is told. `settings`: run, ranks, attempt, token, hang_s,
+    stop_grace_s."""
     token = settings.pop("token")
     return {
         **settings,

@@ -9,15 +9,17 @@ import pytest
 from launch.preflight import PreflightError, Wanted, failed, judge
 from launch.ssh import HostError
 
-WANTED = Wanted("/runs", "/data")
+WANTED = Wanted("/runs", ("/data", "/more"))
 GPU = {"name": "H100", "memory_bytes": 1, "compute_capability": [9, 0]}
+VERSIONS = {"torch": "2.9", "deepspeed": "0.19", "python": "3.11.7", "cuda": "12.8", "nccl": "2.27.3"}
 
 
 def facts(**changes: Any) -> dict[str, Any]:
     path = {"exists": True, "writable": True, "free_bytes": 2**40}
     return {
-        "hostname": "x", "python": "/p", "versions": {"torch": "2.9", "deepspeed": "0.19", "python": "3.11.7"},
-        "clock_offset_s": 0.0, "paths": {"/runs": path, "/data": path}, "token": True, "port_free": None,
+        "hostname": "x", "python": "/p", "versions": VERSIONS, "drained": None, "node_folder": path,
+        "driver_cuda": "13.0", "clock_offset_s": 0.0, "token": True, "port_free": None,
+        "paths": {"/runs": path, "/data": path, "/more": path},
         "limits": {"memlock": -1, "nofile": -1}, "shm_bytes": 2**34, "infiniband": [], "machine": {"gpus": [GPU]},
         "driver": "620.1", "ecc_errors": 0, "xid": [], "nvlink": "", "fabric_manager": "", **changes,
     }  # fmt: skip
@@ -35,9 +37,16 @@ def test_equal_nodes_have_no_faults() -> None:
 @pytest.mark.parametrize(
     ("change", "check"),
     [
-        ({"versions": {"torch": "2.8", "deepspeed": "0.19", "python": "3.11.1"}}, "torch"),
-        ({"versions": {"torch": "2.9", "deepspeed": "", "python": "3.11.1"}}, "deepspeed"),
-        ({"versions": {"torch": "2.9", "deepspeed": "0.19", "python": "3.10.1"}}, "python"),
+        ({"versions": {**VERSIONS, "torch": "2.8"}}, "torch"),
+        ({"versions": {**VERSIONS, "deepspeed": ""}}, "deepspeed"),
+        ({"versions": {**VERSIONS, "python": "3.10.1"}}, "python"),
+        ({"versions": {**VERSIONS, "nccl": "2.26"}}, "nccl"),
+        ({"versions": {**VERSIONS, "cuda": "12.6"}}, "cuda"),
+        ({"versions": {**VERSIONS, "cuda": ""}}, "cuda"),
+        ({"driver_cuda": "11.8"}, "cuda"),
+        ({"drained": "kernel upgrade"}, "drained"),
+        ({"node_folder": {"exists": True, "writable": False, "free_bytes": 2**40}}, "node folder"),
+        ({"node_folder": {"exists": True, "writable": True, "free_bytes": 0}}, "node folder"),
         ({"clock_offset_s": -2.5}, "clock"),
         ({"token": False}, "run.dir"),
         ({"machine": {"gpus": []}}, "gpus"),
@@ -57,13 +66,31 @@ def test_each_fault_is_found_on_its_node(change: dict[str, Any], check: str) -> 
 def test_paths_must_exist_and_be_writable() -> None:
     missing = {"exists": False, "writable": True, "free_bytes": 2**40}
     locked = {"exists": True, "writable": False, "free_bytes": 2**40}
-    assert faults(facts(paths={"/runs": missing, "/data": missing})) == [("data.path", "b")]
-    assert faults(facts(paths={"/runs": locked, "/data": locked})) == [("run.dir", "b")]
+    assert faults(facts(paths={"/runs": missing, "/data": missing, "/more": locked})) == [("data.path", "b")]
+    assert faults(facts(paths={"/runs": locked, "/data": locked, "/more": locked})) == [("run.dir", "b")]
+    every = facts(paths={"/runs": missing, "/data": missing, "/more": missing})
+    assert faults(every) == [("data.path", "b")] * 2, "each dataset of a mixture"
+
+
+def test_cuda_within_a_major_version_and_nodes_without_gpus_are_fine() -> None:
+    assert faults(facts(driver_cuda="12.4")) == []
+    without = facts(machine={"gpus": []}, versions={**VERSIONS, "cuda": "", "nccl": ""})
+    found = judge({"a": without, "b": without}, WANTED, deep=True)
+    assert not failed(found)
+    assert not {"nccl", "cuda"} & {finding.check for finding in found}
+
+
+def test_a_drained_node_is_named_with_reason_and_remedy() -> None:
+    (found,) = [f for f in judge({"a": facts(), "b": facts(drained="kernel upgrade")}, WANTED) if f.level == "fail"]
+    assert (found.check, found.node) == ("drained", "b")
+    assert "kernel upgrade" in found.message
+    assert "/var/lib/loopworks/drained" in found.remedy
+    assert "--spares" in found.remedy
 
 
 def test_port_is_looked_at_on_the_first_node_only() -> None:
     taken = {"a": facts(port_free=False), "b": facts(port_free=False)}
-    found = [finding for finding in judge(taken, Wanted("/runs", None, 29500)) if finding.level == "fail"]
+    found = [finding for finding in judge(taken, Wanted("/runs", (), 29500)) if finding.level == "fail"]
     assert [(finding.check, finding.node) for finding in found] == [("port", "a")]
 
 

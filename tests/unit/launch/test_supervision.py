@@ -8,10 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.agent import dead_ranks, hung_rank
+from launch.agent import dead_ranks, hung_rank, left_code
 from launch.errors import RunFailedError
 from launch.lease import FIRST_CONTACT_S, LEASE_S, lost_peers
-from launch.supervision import BLAME_LIMIT, Decision, NodeState, Settings, Watch, add_blame, choose, describe, judge
+from launch.supervision import (
+    BLAME_LIMIT,
+    Decision,
+    NodeState,
+    Settings,
+    Watch,
+    add_blame,
+    choose,
+    describe,
+    judge,
+    nodes_left,
+)
 from training.heartbeat import Heartbeat
 from training.records import RankError, RunState
 
@@ -79,20 +90,62 @@ def settings(nodes: int, spares: int, least: int) -> Settings:
         [{"name": f"{kind}{i}", "host": "h"} for i in range(count)] for kind, count in (("n", nodes), ("s", spares))
     ]
     return Settings(
-        nodes=made[0], spares=made[1], facts={}, min_nodes=least, restarts=3, hang_s=300, code="~/.loopworks/code/x"
+        nodes=made[0],
+        spares=made[1],
+        facts={},
+        min_nodes=least,
+        most_nodes=nodes,
+        restarts=3,
+        hang_s=300,
+        code="~/.loopworks/code/x",
     )
 
 
 def test_spares_step_in_and_a_node_blamed_twice_is_left_out() -> None:
     some = settings(2, 1, 2)
-    assert choose(some, ["n0", "n1", "s0"], {"n1": 1}, keep=2) == ["n0", "n1"]
-    assert choose(some, ["n0", "n1", "s0"], {"n1": BLAME_LIMIT}, keep=2) == ["n0", "s0"]
-    assert choose(some, ["n1", "s0"], {}, keep=2) == ["n1", "s0"]
+    assert choose(some, ["n0", "n1", "s0"], {"n1": 1}) == ["n0", "n1"]
+    assert choose(some, ["n0", "n1", "s0"], {"n1": BLAME_LIMIT}) == ["n0", "s0"]
+    assert choose(some, ["n1", "s0"], {}) == ["n1", "s0"]
     with pytest.raises(RunFailedError, match="1 node.s. are left, 2 are needed; no answer from n1, s0") as caught:
-        choose(some, ["n0"], {}, keep=2)
+        choose(some, ["n0"], {})
     assert caught.value.exit_code == 4
     with pytest.raises(RunFailedError, match="left out after 2 faults: n1"):
-        choose(settings(2, 0, 2), ["n0", "n1"], {"n1": 2}, keep=2)
+        choose(settings(2, 0, 2), ["n0", "n1"], {"n1": 2})
+
+
+def leaving(name: str, rank: int, why: str) -> NodeState:
+    beats: list[dict[str, Any]] = [{"rank": rank, "pid": 1, "phase": "ended", "step": 3, "time": 1.0, "leaving": why}]
+    return NodeState(node=name, attempt=1, phase="ended", code=75, time=1.0, ranks=beats)
+
+
+def test_a_node_that_leaves_is_told_from_a_run_that_was_asked_to() -> None:
+    assert decide("stopped", nodes=[node("a", 0, 75), node("b", 1, 75)]).kind == "stopped"
+    found = decide("stopped", nodes=[node("a", 0, 75), leaving("b", 1, "spot terminate at 12:00")])
+    assert (found.kind, found.reason, found.blame) == ("leave", "b: spot terminate at 12:00", [])
+    shutting = NodeState(node="b", attempt=1, phase="ended", code=75, time=1.0, leaving="asked to end")
+    assert decide("stopped", nodes=[node("a", 0, 75), shutting]).kind == "leave"
+    # A rank that dies during the save is a fault all the same.
+    assert decide(nodes=[node("a", 0, 1), leaving("b", 1, "drained: x")]).kind == "restart"
+
+
+def test_left_nodes_stay_out_until_their_mark_is_gone() -> None:
+    states = {"a": node("a", 0, 75), "b": leaving("b", 1, "drained: x")}
+    left = nodes_left({}, states, {"a": None, "b": "x", "s": "y"})
+    assert left == {"b": "drained: x", "s": "drained: y"}
+    assert nodes_left(left, {}, {"a": None, "b": None, "s": "y"}) == {"s": "drained: y"}
+    assert nodes_left(left, {}, {"a": None}) == left, "one that does not answer is not back"
+    gone = {"b": "spot terminate at 12:00"}
+    assert nodes_left(gone, {}, {"a": None, "b": None}) == gone, "what the cloud takes does not come back"
+    assert nodes_left({}, states, {"a": None, "b": None}) == {"b": "drained: x"}
+
+
+def test_a_left_node_is_replaced_or_named() -> None:
+    some = settings(2, 1, 2)
+    assert choose(some, ["n0", "n1", "s0"], {}, {"n1": "drained: x"}) == ["n0", "s0"]
+    with pytest.raises(
+        RunFailedError, match=r"1 node.s. are left, 2 are needed; no answer from s0; n1 is left \(drain"
+    ):
+        choose(some, ["n0", "n1"], {}, {"n1": "drained: x"})
 
 
 @given(st.sets(st.integers(0, 5)), st.dictionaries(st.sampled_from(["n0", "n1", "n2", "s0"]), st.integers(0, 3)))
@@ -100,7 +153,7 @@ def test_chosen_nodes_answer_are_not_blamed_and_are_never_too_many(up: set[int],
     some = settings(3, 3, 1)
     usable = [name for i, name in enumerate(["n0", "n1", "n2", "s0", "s1", "s2"]) if i in up]
     try:
-        chosen = choose(some, usable, blame, keep=3)
+        chosen = choose(some, usable, blame)
     except RunFailedError:
         assert all(blame.get(name, 0) >= BLAME_LIMIT for name in usable)
         return
@@ -123,6 +176,14 @@ def test_hang_is_silence_longer_than_the_phase_may_take() -> None:
     assert not hung_rank([beat(0, "training", 0, step_s=60)], 300, now=599), "a step that takes long is no hang"
     assert not hung_rank([beat(0, "starting", 0)], 5, now=600)
     assert not hung_rank([beat(0, "ended", 0)], 5, now=1e6)
+
+
+def test_ranks_that_have_all_left_have_a_code_of_their_own() -> None:
+    ended = [beat(i, "ended", 0).model_copy(update={"code": 75}) for i in range(2)]
+    assert left_code(ended, 2) == 75
+    assert left_code(ended, 3) is None
+    assert left_code([ended[0], beat(1, "closing", 0)], 2) is None
+    assert left_code([], 1) is None
 
 
 def test_a_rank_that_ended_is_not_dead() -> None:
