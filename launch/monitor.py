@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import get_args
 
 from launch.errors import RunFailedError, UsageError
-from launch.monitor_files import Layout, Ports, Program, programs, write_files
+from launch.monitor_files import Layout, Ports, Program, cluster_of, programs, write_files
+from launch.report_prometheus import ADDRESS_FILE
 from launch.runs import LIVE, list_runs, observed_state
 from launch.supervision import read_nodes, read_watch
 from launch.webhook import Actions, Drainer, WebhookServer
@@ -46,7 +47,7 @@ def run_samples(folders: Iterable[tuple[RunFolder, RunState]], now: float) -> It
         if not live and (shown >= SHOWN_RUNS or now - state.updated > SHOWN_AGE_S):
             continue
         shown += 1
-        labels = f'cluster="{_cluster(folder)}",run="{folder.name}"'
+        labels = f'cluster="{cluster_of(folder)}",run="{folder.name}"'
         for phase in get_args(Phase):
             yield f'loopworks_run_phase{{{labels},phase="{phase}"}} {int(state.phase == phase)}'
         yield f"loopworks_run_updated_timestamp_seconds{{{labels}}} {state.updated}"
@@ -99,14 +100,6 @@ def withdraw_dead_targets(runs_dir: Path) -> list[str]:
     return gone
 
 
-def _cluster(folder: RunFolder) -> str:
-    """Returns monitoring.cluster of the run; `local` where its configuration does not say."""
-    for line in folder.config.read_text(encoding="utf-8").splitlines():
-        if line.startswith("  cluster: "):
-            return line.split(": ", 1)[1].strip("'\" ")
-    return "local"
-
-
 class Monitor:
     """Starts the programs and the receiver of alerts, watches them, and ends them again."""
 
@@ -132,6 +125,7 @@ class Monitor:
                 self._start(program)
             for program, child in self._children:
                 self._await(program, child)
+            (self.layout.state_dir / ADDRESS_FILE).write_text(self.layout.prometheus_url + "\n", encoding="utf-8")
         except BaseException:
             self.stop()
             raise
@@ -173,6 +167,7 @@ class Monitor:
 
     def stop(self) -> None:
         """Ends the programs, the last started first."""
+        (self.layout.state_dir / ADDRESS_FILE).unlink(missing_ok=True)
         for _, child in reversed(self._children):
             if child.poll() is None:
                 child.terminate()

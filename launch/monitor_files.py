@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from launch.errors import UsageError
+from training.records import RunFolder
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 MONITORING = CHECKOUT / "monitoring"
@@ -61,6 +62,14 @@ class Program:
     argv: tuple[str, ...]
     ready: str
     env: dict[str, str] = field(default_factory=dict)
+
+
+def cluster_of(folder: RunFolder) -> str:
+    """Returns monitoring.cluster of a run; `local` where its configuration does not say."""
+    for line in folder.config.read_text(encoding="utf-8").splitlines() if folder.config.is_file() else ():
+        if line.startswith("  cluster: "):
+            return line.split(": ", 1)[1].strip("'\" ")
+    return "local"
 
 
 def local_config(base: dict[str, Any], layout: Layout) -> dict[str, Any]:

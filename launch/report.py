@@ -1,4 +1,6 @@
-"""`fab report`: one self-contained HTML page of a run, from its folder alone: no server, no script, no network.
+"""`fab report`: one self-contained HTML page of a run, from its folder: no script, and nothing is loaded when it is read.
+
+Where a Prometheus has watched the run, it adds what GPUs and network did (launch/report_prometheus.py).
 
 The page says how the run ended, what it learned and where its time went; events and restarts are marked on the time
 axis of every plot. `page` is a pure function of the records; the plots are in launch/report_plots.py.
@@ -14,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from launch.errors import StorageError, UsageError
+from launch.monitor_files import cluster_of
 from launch.report_plots import Mark, Series, bars, plot
+from launch.report_prometheus import monitor_address, read_plots
 from launch.runs import observed_state
 from training.records import EventRecord, MetricsRecord, RunFolder, RunState
 
@@ -62,10 +66,12 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; }
 """
 
 
-def write_report(folder: RunFolder, out: str | None = None) -> Path:
+def write_report(folder: RunFolder, out: str | None = None, prometheus: str | None = None) -> Path:
     """Writes the page of a run (default: report.html in its folder) and returns its path.
 
-    Raises UsageError for a run without metrics, StorageError when the file cannot be written.
+    `prometheus` is the address of one that has watched the run; without it, that of a running `fab monitor` is asked.
+    Raises UsageError for a run without metrics and for a Prometheus that was named and does not answer, StorageError
+    when the file cannot be written.
     """
     metrics = folder.read_metrics()
     if not metrics:
@@ -73,7 +79,9 @@ def write_report(folder: RunFolder, out: str | None = None) -> Path:
             f"run {folder.name} has no metrics yet", "wait for its first log interval, or see fab logs for why it ended"
         )
     path = Path(out) if out else folder.path / "report.html"
-    text = page(observed_state(folder), metrics, folder.read_events(), _result(folder), now=time.time())
+    state = observed_state(folder)
+    watched = _watched(folder, prometheus, begin_of(state, metrics), metrics[-1].time)
+    text = page(state, metrics, folder.read_events(), _result(folder), now=time.time(), watched=watched)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -89,11 +97,13 @@ def page(
     events: Sequence[EventRecord],
     result: dict[str, Any] | None,
     now: float,
+    watched: Sequence[tuple[str, Sequence[Series]]] = (),
 ) -> str:
-    """Returns the HTML. Times are in hours since the first start; text from the run is escaped."""
-    begin = state.started or metrics[0].time
-    if state.started > metrics[0].time:
-        begin = metrics[0].time - metrics[0].step_s  # a run that was resumed has a later start in its state
+    """Returns the HTML. Times are in hours since the first start; text from the run is escaped.
+
+    `watched`: further plots, (title, lines), of what others have seen of the run.
+    """
+    begin = begin_of(state, metrics)
     made = time.strftime("%Y-%m-%d %H:%M", time.gmtime(now))
     parts = [
         f"<h1>{_text(state.name)}</h1>",
@@ -102,6 +112,10 @@ def page(
         f'<p class="soft">{_text(_LEGEND)}</p>',
         '<div class="plots">',
         *(f"<section><h2>{_text(title)}</h2>{svg}</section>" for title, svg in _plots(metrics, events, begin)),
+        *(
+            f"<section><h2>{_text(title)}</h2>{plot(lines, marks(events, begin), zero=True)}</section>"
+            for title, lines in watched
+        ),
         "</div>",
         _result_table(result),
         _event_table(events, begin),
@@ -113,6 +127,12 @@ def page(
         + "\n".join(part for part in parts if part)
         + "\n</body>\n</html>\n"
     )
+
+
+def begin_of(state: RunState, metrics: Sequence[MetricsRecord]) -> float:
+    """Returns when the run first started, unix time; one that was resumed has a later start in its state."""
+    first = metrics[0]
+    return state.started if 0 < state.started <= first.time else first.time - first.step_s
 
 
 def marks(events: Iterable[EventRecord], begin: float) -> list[Mark]:
@@ -133,24 +153,31 @@ def marks(events: Iterable[EventRecord], begin: float) -> list[Mark]:
 def time_shares(metrics: Sequence[MetricsRecord], events: Sequence[EventRecord]) -> dict[str, float]:
     """Returns the share of wall time by phase between the first record and the last.
 
-    Steps: computation and waiting for data. Between steps: saves where their events say how long, and the rest
-    (evaluations, starts, time in which the run did not run).
+    Steps: forward, backward and optimizer where the run has measured them, each with its waiting for other ranks, and
+    waiting for data. Between steps: saves where their events say how long, and the rest (evaluations, starts, time in
+    which the run did not run).
     """
     first, last = metrics[0], metrics[-1]
     total = last.time - first.time
     if total <= 0:
         return {}
-    step_s = data_s = 0.0
+    step_s = 0.0
+    parts = {"forward": 0.0, "backward": 0.0, "optimizer": 0.0, "waiting for data": 0.0}
     for before, record in zip(metrics, metrics[1:], strict=False):
         steps = max(1, record.step - before.step)
         step_s += record.step_s * steps
-        data_s += record.data_wait_s * steps
+        measured = (record.forward_s, record.backward_s, record.optimizer_s, record.data_wait_s)
+        parts = {
+            name: sum_s + (part or 0.0) * steps for (name, sum_s), part in zip(parts.items(), measured, strict=True)
+        }
     saves = sum(float(e.details.get("stall_s", 0.0)) for e in events if e.kind == "checkpoint")
     rest = max(0.0, total - step_s - saves)
     whole = max(total, step_s + saves)
+    known = {name: seconds for name, seconds in parts.items() if seconds or name == "waiting for data"}
+    left = max(0.0, step_s - sum(known.values()))
     return {
-        "steps": (step_s - data_s) / whole,
-        "waiting for data": data_s / whole,
+        ("steps" if len(known) == 1 else "other parts of steps"): left / whole,
+        **{name: seconds / whole for name, seconds in known.items()},
         "saves": saves / whole,
         "evaluation, starts, other": rest / whole,
     }
@@ -245,6 +272,21 @@ def _event_table(events: Sequence[EventRecord], begin: float) -> str:
     left = f" (the last {MAX_EVENTS} of {len(events):,})" if len(events) > MAX_EVENTS else ""
     head = "<tr><th>after</th><th>step</th><th>event</th><th></th></tr>"
     return f'<section class="wide"><h2>Events{left}</h2><table>{head}{"".join(rows)}</table></section>'
+
+
+def _watched(
+    folder: RunFolder, prometheus: str | None, begin: float, end: float
+) -> Sequence[tuple[str, Sequence[Series]]]:
+    """Asks Prometheus. That of a `fab monitor` is a bonus: when it does not answer, the page is made without it."""
+    address = prometheus or monitor_address(folder.path.parent)
+    if address is None:
+        return ()
+    try:
+        return read_plots(address, cluster_of(folder), folder.name, begin, end)
+    except UsageError:
+        if prometheus is not None:
+            raise
+        return ()
 
 
 def _result(folder: RunFolder) -> dict[str, Any] | None:

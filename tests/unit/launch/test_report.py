@@ -102,7 +102,19 @@ def test_shares_of_time_add_up() -> None:
     assert sum(shares.values()) == pytest.approx(1)
     assert shares["waiting for data"] == pytest.approx(19 * 5 / (19 * 60))
     assert shares["saves"] == pytest.approx(30 / (19 * 60))
+    assert shares["steps"] == pytest.approx(19 * 45 / (19 * 60))
     assert time_shares(METRICS[:1], []) == {}
+
+
+def test_the_parts_of_a_step_are_told_where_they_were_measured() -> None:
+    measured = [
+        record.model_copy(update={"forward_s": 10.0, "backward_s": 20.0, "optimizer_s": 5.0}) for record in METRICS
+    ]
+    shares = time_shares(measured, EVENTS)
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["forward"] == pytest.approx(10 / 60)
+    assert shares["other parts of steps"] == pytest.approx((50 - 10 - 20 - 5 - 5) / 60)
+    assert "steps" not in shares
 
 
 def test_of_many_events_the_rare_ones_are_marked() -> None:
