@@ -1,4 +1,4 @@
-"""`fab report`: one self-contained HTML page of a run, from its folder: no script, and nothing is loaded when it is read.
+"""`fab report`: one self-contained HTML page of a run, from its folder: no script, nothing that a browser would load.
 
 Where a Prometheus has watched the run, it adds what GPUs and network did (launch/report_prometheus.py).
 
@@ -167,9 +167,8 @@ def time_shares(metrics: Sequence[MetricsRecord], events: Sequence[EventRecord])
         steps = max(1, record.step - before.step)
         step_s += record.step_s * steps
         measured = (record.forward_s, record.backward_s, record.optimizer_s, record.data_wait_s)
-        parts = {
-            name: sum_s + (part or 0.0) * steps for (name, sum_s), part in zip(parts.items(), measured, strict=True)
-        }
+        for name, part_s in zip(parts, measured, strict=True):
+            parts[name] += (part_s or 0.0) * steps
     saves = sum(float(e.details.get("stall_s", 0.0)) for e in events if e.kind == "checkpoint")
     rest = max(0.0, total - step_s - saves)
     whole = max(total, step_s + saves)
