@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.status import Status
+from rich.console import Console, Group
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from launch.backends.base import LaunchSpec
 from launch.checkpoints import Listing
 from launch.estimate import Outlook
 from launch.plan import RunPlan
 from launch.preflight import Finding
+from launch.view import RunView, plain, run_facts
+
+# Between two lines on how a run is, where nothing can be redrawn.
+PLAIN_INTERVAL_S = 15.0
 
 
 def print_json(value: Any) -> None:
@@ -25,32 +31,59 @@ def print_json(value: Any) -> None:
 
 
 class Screen:
-    """What a person sees of a run on nodes: the lines of its logs, and below them how it is now (on a terminal)."""
+    """What a person sees of a run on nodes: the lines of its logs, and below them how it is now.
 
-    def __init__(self, quiet: bool = False) -> None:
+    On a terminal that is one table, redrawn in place; elsewhere a line each PLAIN_INTERVAL_S, and at each change of
+    phase or nodes.
+    """
+
+    def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
         self._quiet = quiet
-        self._console = Console()
-        self._status: Status | None = None
+        self._console = console or Console()
+        self._live: Live | None = None
+        self._said: tuple[float, object] = (-PLAIN_INTERVAL_S, None)
 
     def line(self, text: str) -> None:
         """Shows a line of a log as it is."""
         if not self._quiet:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def now(self, text: str) -> None:
-        """Replaces the line below."""
-        if self._quiet or not self._console.is_terminal:
-            return
-        if self._status is None:
-            self._status = self._console.status(text)
-            self._status.start()
-        self._status.update(text)
+    def now(self, view: RunView) -> None:
+        """Shows how the run is, in place of what was shown before."""
+        if self._quiet:
+            return None
+        if not self._console.is_terminal:
+            return self._say(view)
+        if self._live is None:
+            self._live = Live(console=self._console, auto_refresh=False)
+            self._live.start()
+        self._live.update(view_table(view), refresh=True)
+        return None
+
+    def _say(self, view: RunView) -> None:
+        state, now = (view.phase, view.attempt, [node.name for node in view.nodes]), time.monotonic()
+        if state != self._said[1] or now - self._said[0] >= PLAIN_INTERVAL_S:
+            self._said = (now, state)
+            self.line(plain(view))
 
     def close(self) -> None:
-        """Takes the line below away."""
-        if self._status is not None:
-            self._status.stop()
-            self._status = None
+        """Leaves the last view standing and draws no more."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def view_table(view: RunView) -> Group:
+    """Returns how a run is: a line a node, and below it what is known of the whole."""
+    table = Table(title=f"{view.name}: {view.phase}, attempt {view.attempt}", title_justify="left")
+    for column in ("node", "ranks", "phase", "step", "heartbeat"):
+        table.add_column(column)
+    for node in view.nodes:
+        age = "-" if node.heartbeat_age_s is None else f"{node.heartbeat_age_s:.0f} s ago"
+        table.add_row(node.name, str(node.ranks or "-"), node.phase, str(node.step), age)
+    for name, why in view.left.items():
+        table.add_row(name, "-", f"left: {why}", "-", "-")
+    return Group(table, Text(", ".join(run_facts(view))))
 
 
 def print_findings(findings: Sequence[Finding]) -> None:

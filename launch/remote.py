@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from launch.ssh import COMMAND_TIMEOUT_S, HostError, Remote
+from launch.ssh import COMMAND_TIMEOUT_S, HostError, Outcome, Remote
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 # Where everything of ours lies on a node, below the user's home.
@@ -123,12 +123,15 @@ def send(remote: Remote, archive: bytes, target: str) -> None:
     """Puts the files of `archive` into `target` on the node, once. Raises HostError."""
     outcome = remote.run(unpack_command(target), archive, SEND_TIMEOUT_S)
     if outcome.code:
-        raise HostError(
-            remote.node.name,
-            "command",
-            f"cannot write {target}: {outcome.reason}",
-            "free space or correct the permissions there",
-        )
+        raise _cannot(remote, f"write {target}", outcome, "correct the permissions there")
+
+
+def _cannot(remote: Remote, what: str, outcome: Outcome, remedy: str = "") -> HostError:
+    """Returns the error for a command that failed; a full disk has a kind of its own, since trying again is no use."""
+    name = remote.node.name
+    if b"No space left on device" in outcome.errors:
+        return HostError(name, "disk_full", f"cannot {what}: its disk is full", f"free space for {NODE_ROOT} there")
+    return HostError(name, "command", f"cannot {what}: {outcome.reason}", remedy)
 
 
 def ensure(remote: Remote, wanted: Mapping[str, Path]) -> None:
@@ -157,7 +160,7 @@ def start_agent(remote: Remote, python: str, code: str, folder: str, spec: dict[
     command = agent_command(python, code, "run", folder, spec["run"])
     outcome = remote.run(command, json.dumps(spec).encode())
     if outcome.code:
-        raise HostError(remote.node.name, "command", f"the run could not be started: {outcome.reason}")
+        raise _cannot(remote, "start the run", outcome)
 
 
 def ask_agent(

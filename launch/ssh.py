@@ -28,7 +28,7 @@ CHUNK_BYTES = 256 * 1024
 
 
 class HostError(LoopworksError):
-    """A host cannot be used. `kind`: host_key, auth, unreachable, timeout or command."""
+    """A host cannot be used. `kind`: host_key, auth, unreachable, timeout, disk_full or command."""
 
     def __init__(self, node: str, kind: str, cause: str, remedy: str = "") -> None:
         super().__init__(f"{node}: {cause}", remedy)

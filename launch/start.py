@@ -18,11 +18,12 @@ from launch.observe import stop as stop_here
 from launch.preflight import Finding, PreflightError
 from launch.processes import is_running
 from launch.remote import CHECKOUT, NODE_ROOT, ask_agent, checkout_files, pack, shell_path
-from launch.request import PreparedRun, TrainRequest, prepare_demo, prepare_run
+from launch.request import PreparedRun, TrainRequest, prepare_demo, prepare_run, resumable_run
 from launch.runs import create_run, reopen_run
 from launch.ssh import HostError, Remote, on_all
 from launch.supervisor import CODE_ARCHIVE, STOP_GRACE_S
 from launch.train import disk_is_full, storage_full, train
+from launch.view import RunView, look
 from training.drain import drain_mark, drain_reason
 from training.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from training.records import RunFolder
@@ -36,20 +37,31 @@ class Screen(Protocol):
     def line(self, text: str) -> None:
         """Shows a line of a log."""
 
-    def now(self, text: str) -> None:
-        """Replaces the line that says how the run is."""
+    def now(self, view: RunView) -> None:
+        """Shows how the run is, in place of what was shown before."""
 
     def close(self) -> None:
-        """Takes that line away."""
+        """Leaves the last view standing and draws no more."""
 
 
 def prepare(request: TrainRequest, cluster: ClusterRequest, dry_run: bool = False) -> PreparedRun:
     """Plans a run here or on nodes. Raises UsageError, ConfigError and PreflightError."""
     here = is_local(cluster.nodes) and cluster.inventory is None
+    before = settings_of_resumed(request) if here and cluster.nodes is None else None
+    if before is not None:
+        if cluster != ClusterRequest():
+            cause = "--resume without --nodes goes on as the run was started; other options for nodes do not fit"
+            raise UsageError(cause, "name the nodes too, or leave those options out")
+        return prepare_again(request, before, writes=not dry_run)
     if here:
         refuse_when_drained()
     prepared = prepare_run(request) if here else prepare_cluster(request, cluster, writes=not dry_run)
     return under_mpirun(prepared, cluster) if cluster.backend == "mpirun" else prepared
+
+
+def settings_of_resumed(request: TrainRequest) -> sv.Settings | None:
+    """Returns where the run that is to go on was running; None for a new run, and for one on this machine."""
+    return None if request.resume is None else sv.read_settings(resumable_run(request))
 
 
 def refuse_when_drained() -> None:
@@ -168,16 +180,10 @@ def _show(run: RunFolder, screen: Screen) -> None:
                 return
             watch = sv.read_watch(run)
             if watch is not None:
-                screen.now(sv.describe(watch, sv.read_nodes(run, watch.attempt), _last_checkpoint(run), time.time()))
+                screen.now(look(run, watch))
             time.sleep(POLL_S)
     finally:
         screen.close()
-
-
-def _last_checkpoint(run: RunFolder) -> float | None:
-    """Returns when the newest checkpoint was written, Unix time."""
-    folders = list(run.checkpoints.glob("step-*"))
-    return max((folder.stat().st_mtime for folder in folders), default=None)
 
 
 class _Tail:

@@ -175,23 +175,6 @@ def choose(
     return chosen
 
 
-def describe(watch: Watch, nodes: Mapping[str, NodeState], checkpoint: float | None, now: float) -> str:
-    """Returns one line on how a run is: each node's step and silence, restarts, age of the last checkpoint."""
-    parts = []
-    for name in watch.active:
-        state = nodes.get(name)
-        if state is None:
-            parts.append(f"{name} starting")
-            continue
-        steps = [beat["step"] for beat in state.ranks]
-        silent = max((now - beat["time"] for beat in state.ranks), default=0.0)
-        parts.append(f"{name} step {min(steps, default=0)}" + (f", silent for {silent:.0f} s" if silent > 5 else ""))
-    parts.append("no checkpoint yet" if checkpoint is None else f"checkpoint {max(0.0, now - checkpoint):.0f} s ago")
-    if watch.restarts:
-        parts.append(f"{watch.restarts} restart(s)")
-    return " | ".join(parts)
-
-
 def add_blame(blame: Mapping[str, int], names: Sequence[str]) -> dict[str, int]:
     """Returns the counts with one more for each of `names`."""
     return dict(Counter(blame) + Counter(names))

@@ -31,7 +31,7 @@ from launch.runs import LIVE
 from launch.ssh import HostError, Remote, on_all
 from launch.train import disk_is_full, failure, retry_plan, storage_full
 from training.config import load_config
-from training.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED
+from training.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED
 from training.records import RunFolder
 
 log = logging.getLogger("supervisor")
@@ -311,6 +311,9 @@ class Supervisor:
             return None
         self._answers = self._on(list(self.remotes), self._end_if_there)
         first = next(iter(failures.values()))
+        full = next((error for error in failures.values() if error.kind == "disk_full"), None)
+        if full is not None:
+            return sv.Decision(kind="failed", reason=full.cause, code=EXIT_CONFIG, remedy=full.remedy)
         return sv.Decision(kind="restart", reason=first.cause, blame=list(failures), remedy=first.remedy)
 
     def _stop_asked(self) -> bool:

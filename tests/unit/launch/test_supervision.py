@@ -16,10 +16,8 @@ from launch.supervision import (
     Decision,
     NodeState,
     Settings,
-    Watch,
     add_blame,
     choose,
-    describe,
     judge,
     nodes_left,
 )
@@ -195,10 +193,3 @@ def test_first_contact_may_take_longer_than_the_lease() -> None:
     assert not lost_peers({}, ["a"], began=0, now=FIRST_CONTACT_S)
     assert lost_peers({}, ["a"], began=0, now=FIRST_CONTACT_S + 1) == ["a"]
     assert lost_peers({"a": 100.0}, ["a", "b"], began=90, now=100 + LEASE_S + 1) == ["a"]
-
-
-def test_one_line_says_how_the_run_is() -> None:
-    watch = Watch(pid=1, start=1.0, active=["a", "b"], restarts=1)
-    text = describe(watch, {"a": node("a", 0, None)}, 90.0, now=101.0)
-    assert text == "a step 3, silent for 100 s | b starting | checkpoint 11 s ago | 1 restart(s)"
-    assert "no checkpoint yet" in describe(watch, {}, None, now=0.0)
