@@ -16,6 +16,8 @@ import psutil
 
 CGROUPS = Path("/sys/fs/cgroup")
 BOOT_TIMEOUT_S = 60
+# nspawn ends with 133 when the host reboots itself, and whoever started it has to start it again.
+REBOOTING = 'while "$@"; [ $? -eq 133 ]; do :; done'
 
 
 class Host:
@@ -67,13 +69,14 @@ class Host:
         command += [f"--hostname={self.name}", f"--directory={self.root}", "--resolv-conf=off", "--timezone=off"]
         command += [f"--network-namespace-path=/run/netns/{self.name}", "--link-journal=no"]
         command += ["--kill-signal=SIGRTMIN+3", "--capability=CAP_NET_ADMIN,CAP_NET_RAW,CAP_SYS_NICE"]
+        command += ["--suppress-sync=yes"]  # disks live as long as the tests: waiting for them proves nothing
         command += [f"--bind-ro={path}" for path in self.cluster.read_only]
         command += [f"--bind={path}" for path in self.cluster.shared]
         environment = {**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1", "SYSTEMD_NSPAWN_LOCK": "0"}
         environment["SYSTEMD_NSPAWN_API_VFS_WRITABLE"] = "network"
         with (self.folder / "console.log").open("ab") as log:
             self._nspawn = subprocess.Popen(
-                command,
+                ["sh", "-c", REBOOTING, "sh", *command],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -102,7 +105,7 @@ class Host:
         if self._nspawn is None:
             return []
         with contextlib.suppress(psutil.NoSuchProcess, OSError):
-            for leader in psutil.Process(self._nspawn.pid).children():
+            for leader in psutil.Process(self._nspawn.pid).children(recursive=True):
                 space = _space(leader.pid)
                 if space != _space(os.getpid()):
                     return [process for process in psutil.process_iter() if _space(process.pid) == space]
@@ -119,8 +122,9 @@ class Host:
 
     def kill(self) -> None:
         """Power-cut: everything on the host is gone at once."""
-        # The first process of a namespace takes the others with it; nspawn itself must not say goodbye for it.
-        for process in [*self.processes(), *([psutil.Process(self._nspawn.pid)] if self.is_up() else [])]:
+        # The first process of a namespace takes the others with it; nobody must say goodbye for it or start it again.
+        starter = psutil.Process(self._nspawn.pid) if self.is_up() and self._nspawn else None
+        for process in [*([starter] if starter else []), *self.processes(), *(starter.children() if starter else [])]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         if self._nspawn is not None:
@@ -176,6 +180,8 @@ class Host:
 class Cluster:
     """N hosts on one bridge, with an ssh_config and known host keys."""
 
+    host_class = Host
+
     def __init__(
         self, state: Path, tree: Path, count: int, *, name: str, network: str, read_only: list[Path], shared: list[Path]
     ) -> None:
@@ -185,7 +191,7 @@ class Cluster:
         self.key = state / "id_ed25519"
         self.ssh_config = state / "ssh_config"
         self.known_hosts = state / "known_hosts"
-        self.hosts = [Host(self, index) for index in range(1, count + 1)]
+        self.hosts = [self.host_class(self, index) for index in range(1, count + 1)]
 
     def up(self) -> None:
         """Creates and boots all hosts and waits until they answer."""

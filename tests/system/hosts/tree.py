@@ -21,17 +21,17 @@ def cache_directory() -> Path:
     return Path(os.environ.get("LOOPWORKS_CACHE", "~/.cache/loopworks")).expanduser() / "hosts"
 
 
-def root_tree() -> Path:
-    """Returns the tree, building it when it is not there (about a minute)."""
+def root_tree(name: str = "tree", packages: str = PACKAGES) -> Path:
+    """Returns a tree, building it when it is not there (about a minute)."""
     cache = cache_directory()
     cache.mkdir(parents=True, exist_ok=True)
-    tree = cache / f"tree-{VERSION}{'-python' if uses_system_python() else ''}"
+    tree = cache / f"{name}-{VERSION}{'-python' if uses_system_python() else ''}"
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not tree.is_dir():
             fresh = cache / "fresh"
             shutil.rmtree(fresh, ignore_errors=True)
-            _build(fresh)
+            _build(fresh, packages)
             fresh.rename(tree)
     return tree
 
@@ -41,9 +41,9 @@ def uses_system_python() -> bool:
     return Path(sys.base_prefix) == Path("/usr")
 
 
-def _build(tree: Path) -> None:
+def _build(tree: Path, packages: str) -> None:
     # An environment made with the system's Python needs that one on the hosts; others come whole.
-    packages = PACKAGES + (",python3" if uses_system_python() else "")
+    packages += ",python3" if uses_system_python() else ""
     command = ["mmdebstrap", "--variant=minbase", f"--include={packages}", "--aptopt=Acquire::Languages none"]
     command += ["--aptopt=Acquire::Check-Valid-Until false"]
     command += [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("man", "doc", "locale")]
