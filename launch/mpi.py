@@ -30,7 +30,8 @@ class PreparedMpirun(PreparedRun):
 
     def plan_file(self) -> dict[str, Any]:
         """Returns what plan.json holds."""
-        return super().plan_file() if self.cluster is None else self.cluster.plan_file()
+        own = super().plan_file()
+        return own if self.cluster is None else {**own, "dataset_dir": self.cluster.plan_file()["dataset_dir"]}
 
     def specs(self, run_dir: str, console: bool) -> list[LaunchSpec]:
         """Returns the one command."""
@@ -43,7 +44,7 @@ def under_mpirun(prepared: PreparedRun, request: ClusterRequest) -> PreparedMpir
     if shutil.which("mpirun") is None:
         raise UsageError("--backend mpirun: there is no mpirun on this machine", "apt install openmpi-bin")
     common: dict[str, Any] = {"config": prepared.config, "plan": prepared.plan, "dataset_dir": prepared.dataset_dir}
-    common |= {"folder": prepared.folder, "resume": prepared.resume}
+    common |= {"folder": prepared.folder, "resume": prepared.resume, "restarts": request.restarts}
     if not isinstance(prepared, PreparedCluster):
         port = request.port or free_ports(1)[0]
         local = MpirunBackend(

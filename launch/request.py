@@ -36,13 +36,15 @@ class TrainRequest:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that is decided but not started; `folder` is that of a run that goes on."""
+    """A run that is decided but not started; `folder` is that of a run that goes on, `restarts` how often it may be
+    started again after faults where nobody supervises it."""
 
     config: RunConfig
     plan: RunPlan
     dataset_dir: Path
     folder: RunFolder | None = None
     resume: bool = False
+    restarts: int = 0
     backend: Backend = field(default_factory=LocalBackend)
 
     def plan_file(self) -> dict[str, Any]:

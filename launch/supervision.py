@@ -118,6 +118,11 @@ def judge(
     return Decision(kind="restart", reason=reason, blame=blame)
 
 
+def is_echo(error: RankError) -> bool:
+    """True when a rank only says that another one is gone."""
+    return not error.expected and "connection" in error.cause.lower()
+
+
 def _first_cause(first: RankError | None, nodes: Mapping[str, NodeState], lost: Sequence[str]) -> tuple[str, list[str]]:
     """Names what went wrong first and on which nodes; a connection that broke is only the echo of a node that died."""
     if lost:
@@ -131,7 +136,7 @@ def _first_cause(first: RankError | None, nodes: Mapping[str, NodeState], lost: 
     # A rank that left no message was killed from outside; the others tell of its silence.
     said = {error.rank for error in ([first] if first else [])}
     silent = [(rank, name) for rank, name in died if rank not in said]
-    if first is not None and not first.expected and "connection" not in first.cause.lower():
+    if first is not None and not first.expected and not is_echo(first):
         return f"rank {first.rank}: {first.cause}", [places[first.rank]] if first.rank in places else []
     if silent:
         rank, name = silent[0]

@@ -13,12 +13,16 @@ from typing import Any
 
 from launch.backends.base import RunHandle
 from launch.backends.local import SHUTDOWN_TIMEOUT_S
+from launch.backends.mpirun import LOG as MPIRUN_LOG
+from launch.backends.mpirun import death_seen
 from launch.errors import LoopworksError, RunFailedError, StorageError
 from launch.plan import RunPlan
 from launch.processes import start_time
 from launch.request import PreparedRun, TrainRequest, prepare_demo, prepare_run
 from launch.runs import create_run, reopen_run
-from training.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED
+from launch.supervision import is_echo
+from training.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED
+from training.heartbeat import read_heartbeats
 from training.metrics import remove_target
 from training.records import RankError, RunFolder
 
@@ -37,11 +41,20 @@ def train(request: TrainRequest, prepared: PreparedRun | None = None) -> dict[st
         prepared = prepare_run(request)
     make = create_run if prepared.folder is None else reopen_run
     run = make(prepared.config, prepared.plan_file(), prepared.plan.total_steps)
+    restarts = 0
     while True:
         code = run_once(prepared, run, request.console)
         smaller = retry_plan(prepared.plan, run.read_errors())
-        if code == 0 or smaller is None:
+        if code == 0:
             return finish(run, code)
+        if smaller is None:
+            if restarts >= prepared.restarts or not helps_to_start_again(run):
+                return finish(run, code)
+            restarts += 1
+            _announce_restart(run, f"{failure(run, code).cause}; restart {restarts} of {prepared.restarts}")
+            prepared = replace(prepared, resume=True)
+            run.write_plan(prepared.plan_file())
+            continue
         run.event(
             "out_of_memory",
             run.read_state().step,
@@ -52,6 +65,21 @@ def train(request: TrainRequest, prepared: PreparedRun | None = None) -> dict[st
         # What was saved before the memory ran out is not lost.
         prepared = replace(prepared, plan=smaller, resume=True)
         run.write_plan(prepared.plan_file())
+
+
+def helps_to_start_again(run: RunFolder) -> bool:
+    """True when another start from the newest checkpoint may end otherwise: not when the run was asked to leave, and
+    not when only the user can mend what went wrong."""
+    first = next(iter(run.read_errors()), None)
+    for_the_user = first is not None and first.expected and first.exit_code == EXIT_CONFIG
+    return run.read_state().phase != "stopped" and not for_the_user and not disk_is_full(run)
+
+
+def _announce_restart(run: RunFolder, text: str) -> None:
+    run.event("restart", run.read_state().step, text)
+    print(text, file=sys.stderr)
+    run.clear_errors()
+    run.update_state(phase="starting", message=text)
 
 
 def run_once(prepared: PreparedRun, run: RunFolder, console: bool) -> int | None:
@@ -101,10 +129,14 @@ def finish(run: RunFolder, code: int | None) -> dict[str, Any]:
 
 
 def failure(run: RunFolder, code: int | None) -> LoopworksError:
-    """Names the first error of any rank: later ones are often only its echo."""
+    """Names what went wrong first: a rank's own error, or a rank that died without one and left others to tell."""
     errors = run.read_errors()
-    if errors:
-        first = errors[0]
+    first = errors[0] if errors else None
+    death = first_death(run, [error.rank for error in errors]) if first is None or is_echo(first) else ""
+    if death and not (first is None and disk_is_full(run)):
+        remedy = f"read {run.logs}; on Linux, dmesg there tells whether the kernel ended it for want of memory"
+        return RunFailedError(death, remedy, EXIT_FAILED)
+    if first is not None:
         remedy = first.remedy or f"the whole story is in {run.rank_log(first.rank)}"
         return RunFailedError(f"rank {first.rank}: {first.cause}", remedy, first.exit_code)
     if disk_is_full(run):
@@ -114,6 +146,19 @@ def failure(run: RunFolder, code: int | None) -> LoopworksError:
         f"read {run.logs}; on Linux, dmesg tells whether the kernel ended one for want of memory",
         EXIT_FAILED,
     )
+
+
+def first_death(run: RunFolder, with_message: Sequence[int]) -> str:
+    """Says which rank died first without a message: what mpirun saw, or the only one that neither ended nor spoke."""
+    try:
+        if seen := death_seen((run.logs / MPIRUN_LOG).read_text(encoding="utf-8", errors="replace")):
+            return seen
+    except OSError:
+        pass  # not started by mpirun
+    started = run.read_state().started
+    beats = [beat for beat in read_heartbeats(run.path / "heartbeats") if beat.time >= started]
+    silent = [beat.rank for beat in beats if beat.phase != "ended" and beat.rank not in with_message]
+    return f"rank {silent[0]} died without a message (killed from outside?)" if len(silent) == 1 else ""
 
 
 def disk_is_full(run: RunFolder) -> bool:

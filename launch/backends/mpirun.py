@@ -3,12 +3,14 @@
     fab train --backend mpirun --nodes node[1-4] --env NCCL_DEBUG=INFO
     mpirun -np 64 -H node1:16,... -x NCCL_DEBUG ... python -m launch.mpi_rank      is what that becomes
 
-Runs in the foreground and is not healed: who needs that takes the ssh backend.
+Runs in the foreground. After a fault all ranks end, and the run starts again on the same nodes from its newest
+checkpoint; who needs spares, leases and a supervisor takes the ssh backend.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +19,9 @@ from pathlib import Path
 from launch.backends.base import LaunchSpec
 from launch.backends.local import LocalRun, rank_environment
 from launch.plan import RunPlan
+
+LOG = "mpirun.log"
+_DEATH = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)(?: \(([^)]+)\))?")
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class MpirunBackend:
         """Starts mpirun; rank 0 draws its progress on the output it inherits, what mpirun says goes to a file."""
         (spec,) = specs
         run_dir = spec.env["LOOPWORKS_RUN"]
-        with (Path(run_dir) / "logs" / "mpirun.log").open("ab") as log:
+        with (Path(run_dir) / "logs" / LOG).open("ab") as log:
             process = subprocess.Popen(
                 spec.argv,
                 env={**os.environ, **spec.env, **root_may_run()},
@@ -77,6 +82,15 @@ def mpirun_command(
     for name in variables:
         arguments += ["-x", name]
     return (*arguments, "--wdir", checkout, python, "-m", "launch.mpi_rank")
+
+
+def death_seen(log: str) -> str:
+    """Returns which rank mpirun saw dying by a signal, in its newest start; empty when it says nothing of the kind."""
+    found = list(_DEATH.finditer(log))
+    if not found:
+        return ""
+    rank, node, number, name = found[-1].groups()
+    return f"rank {rank} on {node} was ended by signal {number} ({name or 'killed from outside?'})"
 
 
 def root_may_run() -> dict[str, str]:

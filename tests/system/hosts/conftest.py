@@ -225,6 +225,6 @@ def wait_for(
 
 def rank_on(host: Host, run: RunFolder) -> psutil.Process:
     """The rank of a run on a host with one rank."""
-    ranks = [p for p in host.processes_of_run(run.path) if "RANK" in p.environ()]
+    ranks = [p for p in host.processes_of_run(run.path) if {"RANK", "OMPI_COMM_WORLD_RANK"} & p.environ().keys()]
     assert ranks, f"no rank on {host.name}"
     return ranks[0]

@@ -1,4 +1,4 @@
-"""How ranks meet on nodes: by tcp:// at an address of its own, and when the way to the meeting port breaks in mid-run."""
+"""How ranks meet on nodes: by tcp:// at an address of its own; when the way to the meeting port breaks in mid-run."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ def test_init_method_tcp(call: Call, cluster: Cluster, shared: Path, shared_conf
     outcome = call("train", *arguments, "--json", "--set", meeting, "--set", "training.max_steps=2")
     assert outcome.returncode == 0, outcome.stderr
     assert json.loads(outcome.stdout)["steps"] == 2
-    assert "2 ranks" in next(e.message for e in RunFolder(shared / f"runs/tcp{port}").read_events() if e.kind == "start")
+    assert "2 ranks" in next(
+        e.message for e in RunFolder(shared / f"runs/tcp{port}").read_events() if e.kind == "start"
+    )
 
 
 def test_meeting_port_that_breaks_in_mid_run(cluster: Cluster, long_run: Callable[..., LongRun]) -> None:
-    """Packets from one node to that port are lost from some moment on: the run goes on, and it also comes to its end."""
-    run = long_run("port", "--nodes", "lwt1,lwt2", "--set", "training.max_steps=150")
+    """Packets from one node to that port are lost from some moment on: the run goes on, and ends well."""
+    run = long_run("port", "--nodes", "lwt1,lwt2", "--set", "training.max_steps=40")
     run.reaches(3)
     port = rank_on(cluster.hosts[1], run.folder).environ()["MASTER_PORT"]
     block = f"ip rule add ipproto tcp dport {port} blackhole"
@@ -42,7 +44,7 @@ def test_meeting_port_that_breaks_in_mid_run(cluster: Cluster, long_run: Callabl
     finally:
         cluster.hosts[1].ssh(block.replace("add", "del"))
     assert run.process.returncode == 0, errors + run.diagnosis()
-    assert time.time() - began < 60
+    assert time.time() - began < 60, run.diagnosis()
     assert run.folder.read_state().phase == "finished"
     assert run.supervision()["attempt"] == 1
     assert not any(host.processes_of_run(run.folder.path) for host in cluster.hosts)

@@ -14,8 +14,9 @@ from launch.errors import StorageError, UsageError
 from launch.observe import follow, log_file, status, stop
 from launch.processes import is_running, processes_of, start_time
 from launch.runs import create_run, find_run, list_runs, observed_state
-from launch.train import failure
+from launch.train import failure, helps_to_start_again
 from training.config import load_config
+from training.heartbeat import HEARTBEATS_VARIABLE, Pulse
 from training.records import EventRecord, MetricsRecord, RankError, RunFolder
 
 
@@ -142,3 +143,36 @@ def test_missing_log_names_those_that_exist(tmp_path: Path) -> None:
     run.rank_log(0).write_text("")
     with pytest.raises(UsageError, match=r"it has: rank-0\.log"):
         log_file(run, 3)
+
+
+def broken(rank: int) -> RankError:
+    cause = "RuntimeError: Read error [10.0.0.2]:1: Connection reset by peer"
+    return RankError(rank=rank, time=1.0, cause=cause, exit_code=1, expected=False)
+
+
+def test_a_rank_that_died_in_silence_comes_before_its_echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make(tmp_path, "r")
+    run.write_error(broken(0))
+    assert "Connection reset" in failure(run, 1).cause, "nothing better is known"
+    monkeypatch.delenv(HEARTBEATS_VARIABLE, raising=False)
+    for rank in range(2):
+        Pulse(run, rank).beat("training", 3)
+    assert failure(run, 1).cause == "rank 1 died without a message (killed from outside?)"
+    seen = "mpirun noticed that process rank {} with PID 0 on node gpu2 exited on signal {}.\n"
+    (run.logs / "mpirun.log").write_text("noise\n" + seen.format(3, "11 (Segmentation fault)") + seen.format(5, "9"))
+    assert failure(run, 1).cause == "rank 5 on gpu2 was ended by signal 9 (killed from outside?)"
+    own = broken(1).model_copy(update={"cause": "ValueError: x", "time": 0.5})
+    run.write_error(own)
+    assert failure(run, 1).cause == "rank 1: ValueError: x"
+
+
+def test_another_start_helps_unless_the_user_has_to_act(tmp_path: Path) -> None:
+    run = make(tmp_path, "r")
+    assert helps_to_start_again(run)
+    run.write_error(broken(0))
+    assert helps_to_start_again(run)
+    run.write_error(broken(0).model_copy(update={"expected": True, "exit_code": 2}))
+    assert not helps_to_start_again(run)
+    run.clear_errors()
+    run.update_state(phase="stopped")
+    assert not helps_to_start_again(run)
