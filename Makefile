@@ -19,11 +19,12 @@ train: install  ## train the demo here (ARGS="--set training.max_steps=1000" cha
 test: dev  ## run all tests (ARGS="-k name" selects)
 	@$(BIN)/python -m pytest $(ARGS)
 
-lint: dev  ## ruff, mypy, import-linter
+lint: dev  ## ruff, mypy, import-linter, ansible-lint
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@PATH="$(abspath $(BIN)):$$PATH" ansible-lint --nocolor playbooks
 
 format: dev  ## format the sources
 	@$(BIN)/ruff format .

@@ -7,7 +7,7 @@
 Where the outputs come from, in this order:
     LOOPWORKS_STACK_OUTPUTS=FILE    a file made with `pulumi stack output --json > FILE`
     `pulumi stack output --json`    in infra/, of the selected stack or of LOOPWORKS_STACK, where pulumi is on PATH
-Without both there are no hosts, and a line on stderr says so.
+Without both there are no hosts (said to a person at a terminal, not to Ansible: the hosts may stand in hosts.yml).
 
     LOOPWORKS_SHOW_SECRETS=1        pass secrets on (loopworks_redis_password)
     LOOPWORKS_ELASTIC=1             also list running nodes of the Auto Scaling group (needs boto3 and AWS credentials)
@@ -231,7 +231,7 @@ def main(argv: list[str] | None = None) -> int:
     except InventoryError as fault:
         print(fault, file=sys.stderr)
         return EXIT_CONFIG
-    if outputs is None:
+    if outputs is None and sys.stderr.isatty():  # not to Ansible: hosts.yml beside this file may have the hosts
         print("no stack outputs: set LOOPWORKS_STACK_OUTPUTS, or install pulumi and select a stack", file=sys.stderr)
     print(json.dumps(result["_meta"]["hostvars"].get(arguments.host, {}) if arguments.host else result, indent=2))
     return 0

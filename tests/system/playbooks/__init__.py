@@ -1,1 +1,1 @@
-"""The playbooks on real hosts: bare Debian systems with systemd, an account with sudo, and a package mirror of their own."""
+"""The playbooks on real hosts: bare Debian with systemd, an account with sudo, and a package mirror of their own."""

@@ -1,4 +1,4 @@
-"""A Debian mirror of what the playbooks install, as a folder that hosts see read-only: no host needs a network for it."""
+"""A Debian mirror of what the playbooks install, as a folder that hosts see read-only: no host needs a network."""
 
 from __future__ import annotations
 

@@ -112,10 +112,10 @@ def test_one_host(tmp_path):
     assert json.loads(done.stdout)["ansible_user"] == "ubuntu"
 
 
-def test_no_source_is_an_empty_inventory_that_says_so(tmp_path):
+def test_no_source_is_an_empty_inventory(tmp_path):
     done = run(tmp_path, None, "--list")
     assert done.returncode == 0 and json.loads(done.stdout) == {"_meta": {"hostvars": {}}}
-    assert "no stack outputs" in done.stderr
+    assert done.stderr == "", "Ansible would show it as an error, although hosts.yml may have the hosts"
 
 
 WRONG = [

@@ -1,0 +1,77 @@
+"""Fixtures: three bare hosts (a head and two nodes), what they install from, and Ansible over them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.conftest import CHECKOUT
+from tests.system.hosts.cluster import running
+from tests.system.hosts.tree import cache_directory
+from tests.system.playbooks.ansible import Ansible
+from tests.system.playbooks.bare import BareCluster
+from tests.system.playbooks.mirror import bare_tree, mirror
+
+TOOLS = ("systemd-nspawn", "mmdebstrap", "ip", "ssh-keygen", "dpkg-scanpackages")
+NETWORK = "10.88.0"
+# On the same wire, and in nobody's list: documentation networks. The first is allowed, the second is the world.
+PEOPLE, WORLD = "198.51.100.1", "203.0.113.1"
+
+
+@pytest.fixture(scope="session")
+def wheelhouse() -> Path:
+    """Wheels of all that a node's Python needs, for the hosts' own Python (Debian's). Kept between test runs."""
+    names = ("pyproject.toml", "constraints/common.txt", "constraints/cpu.txt")
+    key = hashlib.sha256(b"\n".join((CHECKOUT / name).read_bytes() for name in names)).hexdigest()[:12]
+    folder = cache_directory().parent / f"wheelhouse-{key}"
+    if not folder.is_dir():
+        fresh = cache_directory().parent / "wheelhouse.fresh"
+        for old in (fresh, *cache_directory().parent.glob("wheelhouse-*")):
+            shutil.rmtree(old, ignore_errors=True)
+        subprocess.run(["/usr/bin/python3", "-m", "venv", fresh / "venv"], check=True, capture_output=True, timeout=120)
+        wheel = [fresh / "venv/bin/pip", "wheel", "-q", "-c", "constraints/cpu.txt", "-w", fresh, "."]
+        subprocess.run(wheel, cwd=CHECKOUT, check=True, capture_output=True, timeout=900)
+        shutil.rmtree(fresh / "venv")
+        fresh.rename(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bare(tmp_path_factory: pytest.TempPathFactory, wheelhouse: Path) -> Iterator[BareCluster]:
+    """lwp1 (head), lwp2 and lwp3 (nodes), which share one folder."""
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if os.geteuid() != 0 or missing:
+        pytest.skip(f"needs root and {', '.join(TOOLS)} (missing: {', '.join(missing) or 'root'})")
+    shared = tmp_path_factory.mktemp("bare") / "shared"
+    shared.mkdir()
+    state = Path("/var/tmp") / f"loopworks-bare-{os.getpid()}"
+    made = BareCluster(
+        state, bare_tree(), 3, name="lwp", network=NETWORK, mirrors=[mirror()], read_only=[wheelhouse], shared=[shared]
+    )
+    with running(made) as hosts:
+        for address in (PEOPLE, WORLD):
+            add = ["ip", "addr", "add", f"{address}/32", "dev", hosts.bridge]
+            subprocess.run(add, check=True, capture_output=True, timeout=20)
+        yield hosts
+
+
+@pytest.fixture(scope="session")
+def site(bare: BareCluster, wheelhouse: Path, tmp_path_factory: pytest.TempPathFactory) -> Ansible:
+    """Ansible over the three hosts, with an inventory as a small private cluster would have it."""
+    head, *nodes = bare.hosts
+    variables: dict[str, object] = {
+        "loopworks_cluster": "ci",
+        "loopworks_cluster_cidr": f"{NETWORK}.0/24",
+        "loopworks_allowed_cidrs": [f"{PEOPLE}/32"],
+        "loopworks_storage": {"kind": "none", "mount_point": str(bare.shared[0])},
+        "ssh_admin_keys": [f"{bare.key}.pub"],
+        "python_wheelhouse": str(wheelhouse),
+    }
+    inventory = bare.inventory({"head": [head], "gpu_nodes": nodes}, variables)
+    return Ansible(tmp_path_factory.mktemp("site"), inventory)

@@ -1,0 +1,73 @@
+"""What cannot work in an inventory is said with host, variable, cause and remedy."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+SPEC = importlib.util.spec_from_file_location("cluster_filters", ROOT / "playbooks/filter_plugins/cluster.py")
+assert SPEC is not None and SPEC.loader is not None
+filters = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(filters)
+
+GOOD = {"loopworks_cluster_cidr": "10.20.0.0/16", "loopworks_allowed_cidrs": ["10.1.0.0/16"]}
+
+
+def faults(head: list[str] | None = None, **variables: Any) -> list[str]:
+    heads = ["head1"] if head is None else head
+    hosts = [*heads, "gpu1", "gpu2"]
+    groups = {"all": hosts, "head": heads, "gpu_nodes": ["gpu1", "gpu2"]}
+    values: dict[str, dict[str, Any]] = {
+        name: {"ansible_host": f"10.20.0.{n}", **GOOD, **variables} for n, name in enumerate(hosts)
+    }
+    return list(filters.inventory_faults(values, groups))
+
+
+def test_a_good_inventory_has_none() -> None:
+    assert faults() == []
+    assert faults(nvidia_driver_branch="580", loopworks_storage={"kind": "nfs", "mount_point": "/shared"}) == []
+
+
+@pytest.mark.parametrize(
+    ("variables", "names"),
+    [
+        ({"nvidia_driver_branch": 570}, ["all hosts", "nvidia_driver_branch", "570 no longer gets updates", "580"]),
+        ({"nvidia_driver_branch": "newest"}, ["newest is not a branch", "580, 595, 620"]),
+        ({"loopworks_allowed_cidrs": ["0.0.0.0/0"]}, ["whole internet", "6379", "loopworks_open_to_world"]),
+        ({"loopworks_allowed_cidrs": ["::/0"]}, ["whole internet"]),
+        ({"loopworks_allowed_cidrs": ["10.0.0.1/8"]}, ["loopworks_allowed_cidrs", "host bits", "10.20.0.0/16"]),
+        ({"loopworks_cluster_cidr": ""}, ["loopworks_cluster_cidr is not set"]),
+        ({"loopworks_cluster_cidr": "0.0.0.0/0", "loopworks_open_to_world": True}, ["loopworks_cluster_cidr"]),
+        ({"ssh_admin_keys": ["/nowhere/key.pub"]}, ["ssh_admin_keys", "no file /nowhere/key.pub", "ssh-keygen"]),
+        ({"loopworks_storage": {"kind": "ceph"}}, ["loopworks_storage.kind", "ceph is unknown", "nfs"]),
+        ({"loopworks_storage": {"kind": "efs"}}, ["loopworks_storage.source", "fstab"]),
+        ({"ansible_host": "10.20.0.9"}, ["head1, gpu1, gpu2", "ansible_host is 10.20.0.9 for each"]),
+    ],
+)
+def test_a_fault_names_variable_cause_and_remedy(variables: dict[str, Any], names: list[str]) -> None:
+    (fault,) = faults(**variables)
+    for name in names:
+        assert name in fault
+
+
+def test_the_override_opens_to_the_world() -> None:
+    assert faults(loopworks_allowed_cidrs=["0.0.0.0/0"], loopworks_open_to_world=True) == []
+
+
+def test_there_is_one_head() -> None:
+    assert "it has no host" in faults(head=[])[0]
+    assert "it has 2 hosts (a, b)" in faults(head=["a", "b"])[0]
+
+
+def test_a_key_may_stand_in_the_inventory_itself() -> None:
+    assert faults(ssh_admin_keys=["ssh-ed25519 AAAA someone"]) == []
+
+
+def test_all_faults_come_at_once_and_the_same_one_once() -> None:
+    found = faults(nvidia_driver_branch="515", loopworks_allowed_cidrs=["0.0.0.0/0"])
+    assert len(found) == 2
+    assert all(line.startswith("all hosts: ") for line in found)
