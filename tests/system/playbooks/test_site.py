@@ -1,0 +1,221 @@
+"""site.yml from bare hosts to training, and again; what is slow is done once, by a fixture."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+import subprocess
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.system.conftest import TINY
+from tests.system.playbooks.ansible import Ansible, Outcome
+from tests.system.playbooks.bare import BareCluster, BareHost
+from tests.system.playbooks.conftest import NETWORK, PEOPLE, WORLD
+from training.records import RunFolder
+
+pytestmark = pytest.mark.system
+
+SSH, REDIS, BOARDS = 22, 6379, 8888
+# What listens on a head or a node and is nobody else's business.
+INSIDE = (9090, 9093, 9100, 3000, 29500)
+NODE_UNITS = ("ssh", "nftables", "prometheus-node-exporter")
+HEAD_UNITS = (*NODE_UNITS, "redis-server", "prometheus", "prometheus-alertmanager", "nginx")
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What the first runs over bare hosts said."""
+
+    blank: Outcome
+    before: str
+    first: Outcome
+
+
+def etc(host: BareHost) -> str:
+    """Names, sizes and times of everything in /etc, and the accounts."""
+    return host.ssh("find /etc -type f -printf '%p %s %T@\\n' | sort; getent passwd").stdout
+
+
+@pytest.fixture(scope="session")
+def applied(site: Ansible, bare: BareCluster) -> Applied:
+    """Check mode on blank hosts, then the real thing."""
+    node = bare.hosts[1]
+    before = etc(node)
+    blank = site.play("site.yml", "--check", "--diff")
+    after = etc(node)
+    first = site.play("site.yml")
+    assert first.returncode == 0, first.output[-6000:]
+    return Applied(blank, "" if before == after else f"{before}\n---\n{after}", first)
+
+
+def as_trainer(head: BareHost, command: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    """Runs a command on the head as the account that trains, in a login shell."""
+    return head.ssh(f"su - loopworks -c {shlex.quote(command)}", check=False, timeout_s=timeout_s)
+
+
+def answers(address: str, port: int, origin: str) -> bool:
+    """True when a connection from one of this machine's addresses is accepted."""
+    try:
+        socket.create_connection((address, port), timeout=1.5, source_address=(origin, 0)).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_check_mode_on_bare_hosts_finds_nothing_to_fail_at_and_touches_nothing(applied: Applied) -> None:
+    assert applied.blank.returncode == 0, applied.blank.output[-6000:]
+    assert applied.blank.changed() > 0
+    assert applied.before == ""
+
+
+def test_the_first_run_ends_with_a_verdict_on_every_node_and_says_what_was_left_out(applied: Applied) -> None:
+    assert set(applied.first.hosts) >= {"lwp1", "lwp2", "lwp3"}
+    for left_out in ("nvidia", "efa", "rdma"):
+        assert f"{left_out}: " in applied.first.output
+
+
+def test_a_second_run_and_check_mode_after_it_change_nothing(site: Ansible, applied: Applied) -> None:
+    second = site.play("site.yml")
+    assert second.returncode == 0, second.output[-4000:]
+    assert second.changed() == 0, second.changes()
+    check = site.play("site.yml", "--check", "--diff")
+    assert check.returncode == 0, check.output[-4000:]
+    assert check.changed() == 0, check.changes()
+
+
+def test_fab_train_on_the_head_trains_across_both_nodes(
+    bare: BareCluster, applied: Applied, tiny_dataset: Path
+) -> None:
+    head, shared = bare.hosts[0], bare.shared[0]
+    subprocess.run(["cp", "-r", tiny_dataset, shared / "tiny"], check=True, timeout=20)
+    (shared / "tiny.yaml").write_text(TINY.format(data=shared / "tiny", runs=shared / "runs"))
+    command = (
+        f"cd /opt/loopworks/src && /opt/loopworks/venv/bin/fab train --nodes lwp2,lwp3 --config {shared}/tiny.yaml"
+    )
+    done = as_trainer(head, f"{command} --name site --set distributed.ranks_per_node=1 --json", timeout_s=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["steps"] == 6
+    run = RunFolder(shared / "runs/site")
+    assert len(run.read_metrics()) == 6
+    assert {path.stem for path in (run.path / "nodes").glob("*.json")} == {"lwp2", "lwp3"}
+
+
+def test_people_reach_three_ports_the_world_none_and_nodes_all(bare: BareCluster, applied: Applied) -> None:
+    head, node, other = bare.hosts
+    assert {port for port in (SSH, REDIS, BOARDS, *INSIDE) if answers(head.address, port, PEOPLE)} == {
+        SSH,
+        REDIS,
+        BOARDS,
+    }
+    assert {port for port in (SSH, REDIS, BOARDS, *INSIDE) if answers(node.address, port, PEOPLE)} == {SSH}
+    for host in bare.hosts:
+        assert not [port for port in (SSH, REDIS, BOARDS, *INSIDE) if answers(host.address, port, WORLD)]
+    # From node to node any port is open: whatever the ranks choose.
+    listener = 'import socket; s = socket.create_server(("", 29777)); s.accept()'
+    node.ssh(f"systemd-run --collect --unit=listener python3 -c {shlex.quote(listener)}")
+    reach = f'import socket; socket.create_connection(("{node.address}", 29777), 3)'
+    deadline = time.monotonic() + 10
+    while other.ssh(f"python3 -c {shlex.quote(reach)}", check=False).returncode:
+        assert time.monotonic() < deadline
+
+
+def test_redis_takes_nobody_without_the_password(bare: BareCluster, applied: Applied) -> None:
+    head = bare.hosts[0]
+    with socket.create_connection((head.address, REDIS), timeout=3) as connection:
+        connection.sendall(b"PING\r\n")
+        assert b"NOAUTH" in connection.recv(200)
+    listening = head.ssh("ss -Hltn 'sport = :6379' | awk '{print $4}'").stdout.split()
+    assert set(listening) <= {f"{head.address}:6379", "127.0.0.1:6379", "[::1]:6379"}
+
+
+def test_every_target_of_prometheus_is_up(bare: BareCluster, applied: Applied) -> None:
+    address = f"http://{bare.hosts[0].address}:{BOARDS}/prometheus/api/v1/targets?state=active"
+    deadline = time.monotonic() + 45
+    while True:
+        with urllib.request.urlopen(address, timeout=5) as reply:
+            targets = json.load(reply)["data"]["activeTargets"]
+        health = {(target["labels"]["job"], target["labels"].get("node", "")): target["health"] for target in targets}
+        nodes = {node for job, node in health if job == "node"}
+        if nodes == {"lwp1", "lwp2", "lwp3"} and set(health.values()) == {"up"}:
+            break
+        assert time.monotonic() < deadline, health
+        time.sleep(1)
+
+
+def test_after_a_reboot_every_unit_is_back(bare: BareCluster, applied: Applied) -> None:
+    for host, units in zip(bare.hosts, (HEAD_UNITS, NODE_UNITS), strict=False):
+        began = host.ssh("stat -c %Y /run/systemd").stdout
+        host.ssh("systemctl reboot", check=False)
+        deadline = time.monotonic() + 60
+        while host.ssh("stat -c %Y /run/systemd", check=False).stdout in ("", began):
+            assert time.monotonic() < deadline, f"{host.name} does not come back"
+            time.sleep(0.3)
+        for unit in units:
+            while host.ssh(f"systemctl is-active {unit}", check=False).stdout.strip() != "active":
+                assert time.monotonic() < deadline, host.ssh(f"systemctl status {unit}", check=False).stdout
+                time.sleep(0.3)
+        failed = host.ssh("systemctl --failed --no-legend --plain").stdout
+        assert failed.strip() == ""
+    assert not answers(bare.hosts[0].address, SSH, WORLD), "the firewall is there again, too"
+
+
+def test_a_node_that_does_not_answer_does_not_stop_the_others(
+    site: Ansible, bare: BareCluster, applied: Applied
+) -> None:
+    lost = bare.hosts[2]
+    lost.cut()
+    try:
+        outcome = site.play("base.yml", "-e", "ansible_timeout=5")
+    finally:
+        lost.mend()
+    assert outcome.returncode != 0
+    assert outcome.hosts["lwp3"][2] == 1
+    assert outcome.hosts["lwp1"][3] == outcome.hosts["lwp2"][3] == 0
+    assert outcome.hosts["lwp2"][0] > 3
+
+
+def test_validate_names_the_node_that_is_unfit(site: Ansible, bare: BareCluster, applied: Applied) -> None:
+    node = bare.hosts[2]
+    node.ssh("systemctl stop prometheus-node-exporter && chmod 000 /opt/loopworks/venv")
+    try:
+        outcome = site.play("validate.yml")
+    finally:
+        node.ssh("systemctl start prometheus-node-exporter; chmod 755 /opt/loopworks/venv")
+    assert outcome.returncode != 0
+    verdict = [line for line in outcome.output.splitlines() if "lwp3" in line and "fail" in line.lower()]
+    assert verdict, outcome.output[-3000:]
+    assert outcome.hosts["lwp2"][3] == 0
+    assert site.play("validate.yml").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"nvidia_driver_branch": "515"}, "nvidia_driver_branch: 515 no longer gets updates"),
+        ({"loopworks_allowed_cidrs": ["0.0.0.0/0"]}, "lets the whole internet reach 22, 6379 and 8888"),
+        ({"ssh_admin_keys": ["/nowhere.pub"]}, "ssh_admin_keys: there is no file /nowhere.pub"),
+    ],
+)
+def test_bad_input_is_refused_before_any_host_is_touched(
+    setting: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    """The hosts of this inventory do not exist: a connection would be said as unreachable."""
+    hosts = {"ansible_host": "127.0.0.9", "ansible_port": 9, "loopworks_cluster_cidr": f"{NETWORK}.0/24", **setting}
+    inventory = {
+        "all": {
+            "children": {
+                "head": {"hosts": {"h": hosts}},
+                "gpu_nodes": {"hosts": {"g": {**hosts, "ansible_host": "127.0.0.8"}}},
+            }
+        }
+    }
+    outcome = Ansible(tmp_path, json.dumps(inventory)).play("site.yml")
+    assert outcome.returncode != 0
+    assert message in outcome.output
+    assert set(outcome.hosts) == {"localhost"}
