@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +16,22 @@ import pytest
 
 from launch.monitor import Monitor
 from launch.monitor_files import Layout
-from monitoring.textfile import node_facts
-from tests.system.monitoring_live import fast_layout, firing, query, rank_pid, training, wait_for
+from monitoring.textfile import health, node_facts
+from tests.system import monitoring_faults as faults
+from tests.system.monitoring_live import (
+    active_alerts,
+    fast_layout,
+    firing,
+    free_port,
+    nodes_told,
+    query,
+    rank_pid,
+    training,
+    wait_for,
+    wait_for_alerts,
+)
 from tests.unit.monitoring.tools import needs
-from training.records import RunFolder
+from training.records import RunFolder, RunState
 
 pytestmark = [
     pytest.mark.system,
@@ -33,6 +48,11 @@ evaluation: {{recurrences: [1, 3], max_sequences: 8, sample_tokens: 4}}
 monitoring: {{log_interval_steps: 1, communication_sampling: 0.9}}
 run: {{dir: {runs}}}
 """
+
+
+NO_SAMPLES = "monitoring.communication_sampling=0"
+# Steps of some hundredths of a second.
+SMALL = ("model.width=64", "training.batch_size=8", NO_SAMPLES)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +98,10 @@ def test_a_healthy_run_is_quiet_and_its_faults_are_not(layout: Layout, config: P
         wait_for(lambda: bool(query(layout, 'train_steps_total{run="healthy"} > 20')), "scraped steps")
         # Longer than any window of the fast rules that needs two samples, and than their `for`.
         wait_for(lambda: bool(query(layout, 'train_wall_seconds{run="healthy"} > 18')), "time to find fault")
-        assert query(layout, 'run:phase:ratio5m{run="healthy", phase="forward"}')
+        measured = query(layout, 'run:phase:ratio5m{run="healthy", phase=~"forward|backward|optimizer"} > 0.01')
+        assert len(measured) == 3
+        counted = query(layout, 'train_step_seconds_count{run="healthy"} - on () train_steps_total{run="healthy"}')
+        assert float(counted[0]["value"][1]) == 0, "each step is in the histogram"
         communication = query(layout, 'max_over_time(run:phase:ratio5m{run="healthy", phase="communication"}[1m])')
         # On a busy machine the two ranks really wait for each other: then, and only then, this alert is right.
         waits = bool(communication) and float(communication[0]["value"][1]) > 0.10
@@ -87,75 +110,165 @@ def test_a_healthy_run_is_quiet_and_its_faults_are_not(layout: Layout, config: P
         # A rank that stands still: no step, though nothing has ended.
         pid = rank_pid(run, 1)
         os.kill(pid, signal.SIGSTOP)
-        wait_for(lambda: "TrainingHeartbeatLost" in firing(layout, run="healthy"), "alert about the heartbeat")
+        heartbeat, failed = faults.HEALTHY_RUN_THEN_STOPPED
+        wait_for_alerts(layout, [heartbeat], run="healthy")
         wait_for((run.path / "save.request").exists, "request for a checkpoint")
-        told = ("TrainingHeartbeatLost", "firing")
-        wait_for(lambda: told in alerts_received(layout), "message about the heartbeat")
+        wait_for(lambda: (heartbeat, "firing") in alerts_received(layout), "message about the heartbeat")
         os.kill(pid, signal.SIGCONT)
         wait_for(lambda: not (run.path / "save.request").exists(), "answer to the request")
-        wait_for(lambda: "TrainingHeartbeatLost" not in firing(layout, run="healthy"), "end of the alert")
+        wait_for(lambda: heartbeat not in firing(layout, run="healthy"), "end of the alert")
 
         os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: "RunFailed" in firing(layout, run="healthy"), "alert about the failed run")
-        wait_for(lambda: ("RunFailed", "firing") in alerts_received(layout), "message about the failed run")
+        wait_for_alerts(layout, [failed], run="healthy")
+        wait_for(lambda: (failed, "firing") in alerts_received(layout), "message about the failed run")
 
 
 def test_each_fault_of_a_sick_run_is_told(layout: Layout, config: Path) -> None:
     run = RunFolder(layout.runs_dir / "sick")
     sick = ("training.learning_rate=1e20", "training.max_nonfinite_steps=100000", "checkpoint.max_rollbacks=0")
     with training(config, run, *sick, fault="slow_data,slow_rank"):
-        for alert in ("TrainingNonFinite", "DataWaitHigh", "CommunicationShareHigh", "CheckpointStale"):
-            wait_for(lambda alert=alert: alert in firing(layout, run="sick"), f"alert {alert}")
+        wait_for_alerts(layout, faults.SICK_RUN, run="sick")
         assert not query(layout, 'train_loss{run="sick"} != train_loss{run="sick"}'), "a loss that is NaN"
         # Rank 0 dies with no chance to take its entry away.
         os.kill(rank_pid(run, 0), signal.SIGSTOP)
-        wait_for(lambda: "TrainingTargetDown" in firing(layout, run="sick"), "alert about the target")
+        wait_for_alerts(layout, faults.SICK_RUN_WITHOUT_RANK_0, run="sick")
 
 
-def test_a_disk_that_is_full_is_told(layout: Layout) -> None:
-    assert "DiskFull" not in firing(layout)
+def test_a_loss_that_spikes_is_told_and_so_is_the_way_back(layout: Layout, config: Path) -> None:
+    run = RunFolder(layout.runs_dir / "spiking")
+    spiking = ("checkpoint.interval_steps=20", "checkpoint.spike_patience_steps=80")
+    with training(config, run, *SMALL, *spiking, fault="spike"):
+        wait_for_alerts(layout, faults.SPIKING_RUN, run="spiking")
+
+
+def test_a_run_that_does_not_learn_is_told_and_a_full_disk_is(layout: Layout, config: Path) -> None:
+    run = RunFolder(layout.runs_dir / "stuck")
+    stuck = ("training.learning_rate=1e-12", "evaluation.interval_steps=1", "evaluation.max_sequences=64")
+    stuck = (*stuck, NO_SAMPLES)
     filler = layout.runs_dir / "filler"
-    free = os.statvfs(layout.runs_dir)
-    with filler.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, int(free.f_bavail * free.f_frsize * 0.99))
-    wait_for(lambda: "DiskFull" in firing(layout), "alert about the disk")
+    with training(config, run, *stuck, "checkpoint.interval_steps=40", fault="collapse"):
+        wait_for_alerts(layout, faults.STUCK_RUN, run="stuck")
+        assert "DiskFull" not in firing(layout)
+        free = os.statvfs(layout.runs_dir)
+        with filler.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, int(free.f_bavail * free.f_frsize * 0.99))
+        wait_for_alerts(layout, faults.FULL_DISK)
     filler.unlink()
     wait_for(lambda: "DiskFull" not in firing(layout), "end of the alert")
 
 
-def test_faults_of_a_node_are_told_and_acted_on(layout: Layout, tmp_path: Path) -> None:
-    port = tmp_path / "sys" / "class" / "infiniband" / "rdmap0" / "ports" / "1"
-    port.mkdir(parents=True)
-    (port / "state").write_text("4: ACTIVE\n")
-    (tmp_path / "spot").touch()
-    (tmp_path / "health.json").write_text(json.dumps({"checks": {"nccl": "failed"}, "time": 1}))
-    (tmp_path / "textfile").mkdir()
-    options = ["--out", str(tmp_path / "textfile"), "--sysfs", str(tmp_path / "sys"), "--spot", str(tmp_path / "spot")]
-    assert node_facts.main([*options, "--health", str(tmp_path / "health.json")]) == 0
-    address = f"127.0.0.1:{layout.ports.grafana}"  # free: no Grafana here
+def test_a_run_that_starts_again_and_again_is_told(layout: Layout, config: Path) -> None:
+    run = RunFolder(layout.runs_dir / "short")
+    with training(config, run, "model.width=64", NO_SAMPLES, fault="memory"):
+        wait_for_alerts(layout, faults.RUN_WITHOUT_MEMORY, run="short")
+    assert query(layout, 'train_restarts_total{run="short", reason="out_of_memory"} >= 3')
+
+
+def test_a_slow_rank_is_told_by_its_node_and_not_by_the_network(layout: Layout, config: Path, tmp_path: Path) -> None:
+    """Two ranks, each on a node of its own with a fabric that is idle; that of rank 1 takes three times as long."""
+
+    def told_of_this_run() -> set[str]:
+        return {alert for alert in faults.UNEVEN_RUN if nodes_told(layout, alert)}
+
+    run = RunFolder(layout.runs_dir / "uneven")
+    folders = {"n0": tmp_path / "textfile", "n1": tmp_path / "textfile-1"}
+    with contextlib.ExitStack() as stack:
+        for node, folder in folders.items():
+            folder.mkdir()
+            fabric_port(tmp_path / node, "hw_counters/tx_bytes", "hw_counters/rx_bytes")
+            options = ["--sysfs", str(tmp_path / node), "--health", str(tmp_path / "none")]
+            assert node_facts.main(["--out", str(folder), "--kernel-log", str(tmp_path / "none"), *options]) == 0
+            stack.enter_context(node_exporter(layout, node, folder, cluster="local"))
+        uneven = (f"monitoring.textfile_dir={folders['n0']}", "checkpoint.interval_steps=5")
+        stack.enter_context(training(config, run, *uneven, fault="slow_rank,two_nodes"))
+        wait_for(lambda: faults.UNEVEN_RUN.keys() <= told_of_this_run(), "alerts about node and network")
+        wait_for(lambda: faults.UNEVEN_RUN.keys() <= active_alerts(layout), "alerts at Alertmanager")
+    assert {alert: nodes_told(layout, alert) for alert in faults.UNEVEN_RUN} == faults.UNEVEN_RUN
+
+
+def test_a_node_that_has_fallen_silent_is_told(layout: Layout) -> None:
+    """A run on two nodes, as their agents report it to the run folder; one has stopped."""
+    run = RunFolder(layout.runs_dir / "far")
+    (run.path / "nodes").mkdir(parents=True)
+    run.config.write_text("")
+    settings = {"nodes": [{"name": "a"}, {"name": "b"}], "facts": {"a": {}, "b": {}}, "min_nodes": 1, "most_nodes": 2}
+    (run.path / "nodes.json").write_text(json.dumps({**settings, "restarts": 0, "hang_s": 60, "code": "~/code"}))
+    (run.path / "supervision.json").write_text(json.dumps({"pid": 999_999_999, "start": 1.0, "attempt": 1}))
+    run.write_state(RunState(name="far", phase="training", started=time.time()))
+    beats = [{"rank": 0, "pid": 1, "phase": "training", "step": 7, "time": time.time()}]
+
+    def report(node: str) -> None:
+        state = {"node": node, "attempt": 1, "phase": "running", "time": time.time(), "ranks": beats}
+        (run.path / "nodes" / f"{node}.json").write_text(json.dumps(state))
+
+    def both_are_seen() -> bool:
+        report("a")
+        report("b")
+        return len(query(layout, 'loopworks_run_node_report_timestamp_seconds{run="far"}')) == 2
+
+    def one_is_missed() -> bool:
+        report("a")
+        return bool(firing(layout, run="far"))
+
+    wait_for(both_are_seen, "reports of both nodes")
+    assert not firing(layout, run="far")
+    wait_for(one_is_missed, "alert about the node")
+    assert firing(layout, run="far", node="b") == set(faults.SILENT_NODE)
+    assert not firing(layout, run="far", node="a")
+    wait_for_alerts(layout, faults.SILENT_NODE)
+    shutil.rmtree(run.path)
+
+
+def fabric_port(sysfs: Path, *counters: str) -> None:
+    """An EFA device with an active port and such counters."""
+    port = sysfs / "class" / "infiniband" / "rdmap0" / "ports" / "1"
+    for name, text in {
+        "state": "4: ACTIVE\n",
+        "rate": "100 Gb/sec (4X EDR)\n",
+        **dict.fromkeys(counters, "1\n"),
+    }.items():
+        (port / name).parent.mkdir(parents=True, exist_ok=True)
+        (port / name).write_text(text)
+
+
+@contextlib.contextmanager
+def node_exporter(layout: Layout, node: str, textfiles: Path, cluster: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A node_exporter that Prometheus scrapes as that of `node`."""
+    address, target = f"127.0.0.1:{free_port()}", layout.state_dir / "targets" / "node" / f"{node}.json"
     exporter = subprocess.Popen(
         [
             *("prometheus-node-exporter", f"--web.listen-address={address}", "--collector.disable-defaults"),
-            *("--collector.textfile", f"--collector.textfile.directory={tmp_path / 'textfile'}"),
+            *("--collector.textfile", f"--collector.textfile.directory={textfiles}"),
         ],
         stderr=subprocess.DEVNULL,
     )
-    targets = layout.state_dir / "targets" / "node"
-    targets.mkdir(parents=True, exist_ok=True)
     try:
-        entry = [{"targets": [address], "labels": {"cluster": "c", "node": "n1"}}]
-        (targets / "n1.json").write_text(json.dumps(entry))
-        for alert in ("SpotNotice", "HealthCheckFailed", "FabricCountersMissing"):
-            wait_for(lambda alert=alert: alert in firing(layout, node="n1"), f"alert {alert}")
-        drained = layout.state_dir / "drained.jsonl"
-        wait_for(drained.exists, "drained node")
-        assert json.loads(drained.read_text().splitlines()[0])["node"] == "n1"
-        exporter.terminate()
-        wait_for(lambda: "TargetDown" in firing(layout, node="n1"), "alert about the node")
+        target.write_text(json.dumps([{"targets": [address], "labels": {"cluster": cluster, "node": node}}]))
+        yield exporter
     finally:
+        target.unlink()
         exporter.terminate()
         exporter.wait(10)
-        (targets / "n1.json").unlink(missing_ok=True)
+
+
+def test_faults_of_a_node_are_told_and_acted_on(layout: Layout, tmp_path: Path) -> None:
+    """As its timers do it: health checks, facts, node_exporter. A mount is missing, an EFA device has no counters."""
+    node_json, report = tmp_path / "node.json", tmp_path / "health.json"
+    node_json.write_text('{"gpus": 0, "mounts": ["/not/mounted"]}')
+    assert health.main(["--out", str(report), "--node", str(node_json)]) == 0
+    fabric_port(tmp_path / "sys")
+    (tmp_path / "spot").touch()
+    (tmp_path / "textfile").mkdir()
+    options = ["--out", str(tmp_path / "textfile"), "--sysfs", str(tmp_path / "sys"), "--spot", str(tmp_path / "spot")]
+    assert node_facts.main([*options, "--health", str(report), "--kernel-log", str(tmp_path / "none")]) == 0
+    with node_exporter(layout, "n9", tmp_path / "textfile", cluster="c") as exporter:
+        wait_for_alerts(layout, faults.SICK_NODE, node="n9")
+        assert query(layout, 'ALERTS{alertname="HealthCheckFailed", check="mount:/not/mounted"}')
+        drained = layout.state_dir / "drained.jsonl"
+        wait_for(drained.exists, "drained node")
+        assert json.loads(drained.read_text().splitlines()[0])["node"] == "n9"
+        exporter.terminate()
+        wait_for_alerts(layout, faults.DEAD_NODE, node="n9")
 
 
 def test_the_rules_take_a_small_part_of_their_interval(layout: Layout) -> None:
