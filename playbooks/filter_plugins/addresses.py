@@ -114,4 +114,9 @@ class FilterModule:
 
     def filters(self) -> dict[str, Any]:
         """Names of the filters."""
-        return {"hosts_lines": hosts_lines, "known_hosts_lines": known_hosts_lines, "ssh_patterns": ssh_patterns}
+        return {
+            "hosts_lines": hosts_lines,
+            "known_hosts_lines": known_hosts_lines,
+            "node_address": node_address,
+            "ssh_patterns": ssh_patterns,
+        }
