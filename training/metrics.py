@@ -265,9 +265,13 @@ class RunSeries:
         yield GaugeMetricFamily(
             "train_checkpoint_last_success_timestamp_seconds", "Unix time of the last save, or the start.", last_safe
         )
-        if saves and "stall_s" in saves[-1].details:
-            stall_s = float(saves[-1].details["stall_s"])
-            yield GaugeMetricFamily("train_checkpoint_stall_seconds", "Wait of the loop for the last save.", stall_s)
+        took = saves[-1].details if saves else {}
+        for detail, name, text in (
+            ("stall_s", "train_checkpoint_stall_seconds", "Wait of the loop for the last save."),
+            ("write_s", "train_checkpoint_write_seconds", "Writing the last save, beside the loop."),
+        ):
+            if detail in took:
+                yield GaugeMetricFamily(name, text, float(took[detail]))
         yield from _perplexities(events)
 
 

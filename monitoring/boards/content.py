@@ -182,7 +182,15 @@ RUN = Board(
                     minimum=0,
                     about="Since the last sign of life: of the most silent rank of each node, and of its agent.",
                 ),
-                line("Wait for a save", "s", f"train_checkpoint_stall_seconds{_R}", "{{run}}", minimum=0),
+                Panel(
+                    "A save",
+                    "s",
+                    (
+                        Query(f"train_checkpoint_stall_seconds{_R}", "the loop waits"),
+                        Query(f"train_checkpoint_write_seconds{_R}", "writing, beside the loop"),
+                    ),
+                    minimum=0,
+                ),
                 Panel(
                     "Faults",
                     "short",

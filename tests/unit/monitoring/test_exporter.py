@@ -95,7 +95,7 @@ def labelled(text: str, name: str, label: str) -> dict[str, float]:
 def test_numbers_of_a_run(exporter: Exporter, run: RunFolder) -> None:
     run.event("evaluation", 5, "", perplexity=8.0, perplexity_one=12.0, recurrence=4)
     run.event("nonfinite", 6, "")
-    run.event("checkpoint", 7, "", stall_s=0.25)
+    run.event("checkpoint", 7, "", stall_s=0.25, write_s=3.0)
     for step in range(1, 21):
         # The tenth step is ten times as slow: a mean over the interval would hide it.
         step_s = 1.0 if step == 10 else 0.08
@@ -113,6 +113,7 @@ def test_numbers_of_a_run(exporter: Exporter, run: RunFolder) -> None:
     assert sample(text, "train_loss") == 2
     assert sample(text, "train_nonfinite_total") == 1
     assert sample(text, "train_checkpoint_stall_seconds") == 0.25
+    assert sample(text, "train_checkpoint_write_seconds") == 3
     assert labelled(text, "train_perplexity", "recurrence") == {"4": 8.0, "1": 12.0}
     assert labelled(text, "train_phase", "phase")["training"] == 1
     phases = labelled(text, "train_phase_seconds_total", "phase")
@@ -137,7 +138,7 @@ def test_names_types_and_labels_are_those_of_the_list(run: RunFolder) -> None:
     exporter = Exporter(run, MonitoringSection(host="127.0.0.1"), shares=lambda: {"backward": 0.1})
     exporter.on_start(0, 10)
     run.event("evaluation", 1, "", perplexity=8.0, recurrence=4)
-    run.event("checkpoint", 1, "", stall_s=0.1)
+    run.event("checkpoint", 1, "", stall_s=0.1, write_s=2.0)
     exporter.on_step(StepReport(1, 10, record(1)))
     text = page(exporter)
     exporter.on_end()
