@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 from typing import Any
-
-from ansible.errors import AnsibleFilterError
-
-try:
-    import tomllib
-except ImportError:  # Python 3.10 on the machine where ansible-playbook runs
-    tomllib = None  # type: ignore[assignment]
 
 
 def project_requirements(pyproject: str, extras: list[str]) -> list[str]:
@@ -20,7 +14,7 @@ def project_requirements(pyproject: str, extras: list[str]) -> list[str]:
     optional = project.get("optional-dependencies", {})
     unknown = [extra for extra in extras if extra not in optional]
     if unknown:
-        raise AnsibleFilterError(
+        raise ValueError(
             f"python_extras: pyproject.toml has no extra {', '.join(unknown)}. "
             f"Take one of {', '.join(sorted(optional))}"
         )
@@ -40,16 +34,14 @@ def content_stamp(content: Any) -> str:
 
 
 def _project(pyproject: str) -> dict[str, Any]:
-    parser = tomllib
-    if parser is None:
+    for name in ("tomllib", "tomli"):  # tomllib came with Python 3.11
         try:
-            import tomli as parser  # type: ignore[no-redef]
+            return dict(importlib.import_module(name).loads(pyproject)["project"])
         except ImportError:
-            raise AnsibleFilterError(
-                "pyproject.toml cannot be read by this Python. "
-                "Run Ansible with Python 3.11 or newer, or pip install tomli"
-            ) from None
-    return dict(parser.loads(pyproject)["project"])
+            continue
+    raise ValueError(
+        "pyproject.toml cannot be read by this Python. Run Ansible with Python 3.11 or newer, or pip install tomli"
+    )
 
 
 class FilterModule:
