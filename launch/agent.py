@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from launch.lease import BEAT_S, FIRST_CONTACT_S, LEASE_S, Head, Member, lost_peers
+from launch.lease import BEAT_S, FIRST_CONTACT_S, Head, Member, lost_peers
 from launch.node_facts import free_ports
 from launch.processes import end_processes_of, is_running, processes_of
 from training.errors import EXIT_OK, EXIT_PREEMPTED
@@ -33,6 +33,8 @@ WELL = (EXIT_OK, EXIT_PREEMPTED)
 # torchrun and the other ranks need a moment to say why they end; after that they are ended.
 DEATH_GRACE_S = 5.0
 DUMP_WAIT_S = 1.0
+# Exists once fab has asked this node's part of the run to end.
+ASKED = "asked-to-end"
 # torchrun waits minutes for its peers after the ranks have left, also when it cannot reach them any more.
 LEFT_GRACE_S = 15.0
 STARTING_LIMIT_S = 900.0
@@ -78,6 +80,7 @@ class Agent:
         self._dead_since: float | None = None
         self._left_since: float | None = None
         self._lease: Head | Member | None = None
+        self._lease_s = float(self.spec["lease"]["seconds"])
 
     def run(self) -> int:
         """Runs to the end and returns torchrun's exit code."""
@@ -94,9 +97,10 @@ class Agent:
         return self._finish(code, reason)
 
     def _asked_to_end(self, *_: Any) -> None:
-        """By fab stop, or by the node's own shutdown: who finds no request to stop knows that it was the second."""
+        """By fab stop or the supervisor (`end`), or by the node's own shutdown: then the run is to go on elsewhere."""
         self.stopping = True
-        self.state["leaving"] = "its processes were asked to end (is it shutting down?)"
+        if self.state["phase"] == "running" and not (self.folder / ASKED).exists():
+            self.state["leaving"] = "its processes were asked to end (is it shutting down?)"
 
     def _start(self) -> subprocess.Popen[bytes]:
         self.heartbeats.mkdir(exist_ok=True)
@@ -172,13 +176,14 @@ class Agent:
                 if state["code"] not in WELL and not self.stopping:
                     return f"{name}: {state['reason']}"
             waiting = [name for name in self.peers if name not in ended]
-            lost = lost_peers(lease.seen, waiting, self._began, time.monotonic())
-            return f"lost {', '.join(lost)}: not heard for {LEASE_S:.0f} s" if lost else ""
+            lost = lost_peers(lease.seen, waiting, self._began, time.monotonic(), self._lease_s)
+            return f"lost {', '.join(lost)}: not heard for {self._lease_s:.0f} s" if lost else ""
         if isinstance(lease, Member):
             if lease.verdict and lease.verdict != "finished" and not self.stopping:
                 return lease.verdict
-            if lease.verdict != "finished" and lost_peers(lease.seen, ["head"], self._began, time.monotonic()):
-                return f"lost {self.peers[0]}: not heard for {LEASE_S:.0f} s"
+            lost = lost_peers(lease.seen, ["head"], self._began, time.monotonic(), self._lease_s)
+            if lost and lease.verdict != "finished":
+                return f"lost {self.peers[0]}: not heard for {self._lease_s:.0f} s"
         return ""
 
     def _tell(self) -> None:
@@ -202,7 +207,7 @@ class Agent:
             self._lease.verdict = (
                 "finished" if code in WELL else (reason if ":" in reason else f"{self.name}: {reason}")
             )
-            self._linger(lambda: all(self._lease_knows(name) for name in self.peers))
+            self._linger(lambda: all(self._lease_knows(name) for name in self.peers), self._lease_s)
         elif isinstance(self._lease, Member):
             self._linger(lambda: False, 2 * BEAT_S)
         return code
@@ -211,7 +216,7 @@ class Agent:
         assert isinstance(self._lease, Head)
         return self._lease.states.get(name, {}).get("phase") == "ended"
 
-    def _linger(self, done: Any, longest_s: float = LEASE_S) -> None:
+    def _linger(self, done: Any, longest_s: float) -> None:
         """Goes on talking until the others know how this node ended."""
         ends = time.monotonic() + longest_s
         while time.monotonic() < ends and not done():
@@ -236,6 +241,7 @@ class Agent:
 
 def stop(folder: Path, run: str) -> dict[str, Any]:
     """Asks the agent to let its ranks save and leave; returns at once."""
+    _note_that_we_ask(folder)
     state = _read(folder / "state.json")
     asked = is_running(state.get("pid"), state.get("start"))
     if asked:
@@ -245,9 +251,15 @@ def stop(folder: Path, run: str) -> dict[str, Any]:
 
 def end(folder: Path, run: str) -> dict[str, Any]:
     """Ends everything of the run on this node and says what was there; also offers two free ports."""
+    _note_that_we_ask(folder)
     before = len(processes_of(run))
     end_processes_of(run, 0.3)
     return {"found": before, "left": [process.pid for process in processes_of(run)], "ports": free_ports(2)}
+
+
+def _note_that_we_ask(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # a full disk, or nothing was ever started here
+        (folder / ASKED).touch()
 
 
 def _read(path: Path) -> dict[str, Any]:

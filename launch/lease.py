@@ -8,22 +8,41 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launch.errors import UsageError
+
 LEASE_S = 15.0
+# Another length: for tests, and for networks that pause for longer.
+LEASE_VARIABLE = "LOOPWORKS_LEASE_S"
 # The first contact may take longer: agents are started one after another.
 FIRST_CONTACT_S = 60.0
 BEAT_S = 1.0
 LINE_LIMIT_BYTES = 64 * 1024
 
 
-def lost_peers(seen: Mapping[str, float], peers: Sequence[str], began: float, now: float) -> list[str]:
+def lease_s(environment: Mapping[str, str] = os.environ) -> float:
+    """Returns for how long a node may be silent. Raises UsageError for what is no number of seconds."""
+    text = environment.get(LEASE_VARIABLE) or str(LEASE_S)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 3 * BEAT_S <= seconds <= 3600:
+        raise UsageError(f"{LEASE_VARIABLE}={text}: not a number of seconds from 3 to 3600", "leave it out for 15")
+    return seconds
+
+
+def lost_peers(
+    seen: Mapping[str, float], peers: Sequence[str], began: float, now: float, lease: float = LEASE_S
+) -> list[str]:
     """Returns the peers that are overdue at `now`; `seen` has the time when each was last heard."""
-    return [peer for peer in peers if now - seen.get(peer, began) > (LEASE_S if peer in seen else FIRST_CONTACT_S)]
+    return [peer for peer in peers if now - seen.get(peer, began) > (lease if peer in seen else FIRST_CONTACT_S)]
 
 
 class Head:

@@ -78,9 +78,13 @@ def under_mpirun(prepared: PreparedRun, request: ClusterRequest) -> PreparedMpir
 
 def send_to_all(prepared: PreparedMpirun) -> None:
     """Puts the checkout on all nodes that lack it. Raises HostError."""
-    if prepared.cluster is None:
-        return
-    settings = prepared.cluster.settings
+    if prepared.cluster is not None:
+        send_code(prepared.cluster)
+
+
+def send_code(prepared: PreparedCluster) -> None:
+    """Puts the checkout, and a dataset that is sent, on the nodes that lack them. Raises HostError."""
+    settings = prepared.settings
     with tempfile.TemporaryDirectory() as folder:
         code = Path(folder) / "code.tar.gz"
         code.write_bytes(pack(CHECKOUT, checkout_files()))

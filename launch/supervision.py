@@ -12,7 +12,7 @@ from pydantic import Field
 
 from launch.errors import RunFailedError
 from launch.nodes import Node
-from training.errors import EXIT_CONFIG, EXIT_NO_CAPACITY
+from training.errors import EXIT_CONFIG, EXIT_NO_CAPACITY, EXIT_PREEMPTED
 from training.records import RankError, Record, RunFolder, RunState
 
 # A node blamed so often is left out.
@@ -83,7 +83,8 @@ class NodeState(Record):
     @property
     def reason_to_leave(self) -> str:
         """Why the run has to go on without this node, as a rank or the agent has noticed; empty when it need not."""
-        return next((beat["leaving"] for beat in self.ranks if beat.get("leaving")), self.leaving)
+        shutdown = self.leaving if self.code == EXIT_PREEMPTED else ""
+        return next((beat["leaving"] for beat in self.ranks if beat.get("leaving")), shutdown)
 
 
 class Decision(Record):

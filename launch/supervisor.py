@@ -22,7 +22,7 @@ from launch.agent import WELL
 from launch.backends.ssh import agent_spec, node_specs
 from launch.cluster import machine
 from launch.errors import LoopworksError, RunFailedError
-from launch.lease import LEASE_S
+from launch.lease import lease_s
 from launch.plan import DatasetFacts, RunPlan, build_plan
 from launch.probe import meeting
 from launch.processes import start_time
@@ -37,11 +37,11 @@ from training.records import RunFolder
 log = logging.getLogger("supervisor")
 
 POLL_S = 0.5
-# An agent writes each second; a node of which nothing is heard for this long is lost.
-SILENCE_S = LEASE_S + 5
+# An agent writes each second; a node of which nothing is heard for this long after its lease is lost.
+SILENCE_S = 5.0
 STARTING_SILENCE_S = 45.0
-# Once one node has ended with a fault, the others follow within their lease.
-FOLLOW_S = LEASE_S + 10
+# Once one node has ended with a fault, the others follow within their lease; this much later they are lost.
+FOLLOW_S = 10.0
 PROBE_TIMEOUT_S = 6.0
 END_TIMEOUT_S = 30.0
 STOP_GRACE_S = 120.0
@@ -52,7 +52,7 @@ class Supervisor:
     """Takes a run through its attempts."""
 
     def __init__(self, run: RunFolder, settings: sv.Settings) -> None:
-        self.run, self.settings = run, settings
+        self.run, self.settings, self.lease_s = run, settings, lease_s()
         self.watch = sv.Watch(pid=os.getpid(), start=start_time(os.getpid()))
         self.plan: RunPlan | None = None
         self._answers: dict[str, Any] = {}
@@ -114,7 +114,7 @@ class Supervisor:
         place = meeting(self.settings.facts[names[0]], self.settings.port, ready[names[0]]["ports"])
         specs = node_specs(plan, self.settings.facts, place, str(self.run.path), self.settings.code, self.settings.env)
         common = {"run": str(self.run.path), "attempt": attempt, "token": secrets.token_hex(16)}
-        common |= {"hang_s": self.settings.hang_s, "stop_grace_s": STOP_GRACE_S}
+        common |= {"hang_s": self.settings.hang_s, "lease_s": self.lease_s, "stop_grace_s": STOP_GRACE_S}
         jobs = {
             spec.node: agent_spec(spec, index, names, place, ranks=node.ranks, **common)
             for index, (spec, node) in enumerate(zip(specs, plan.nodes, strict=True))
@@ -168,6 +168,7 @@ class Supervisor:
         began = time.monotonic()
         heard: dict[str, tuple[float, float]] = {}
         first_end: float | None = None
+        silence_s = self.lease_s + SILENCE_S
         while True:
             states, now = sv.read_nodes(self.run, self.watch.attempt), time.monotonic()
             for name, state in states.items():
@@ -178,13 +179,13 @@ class Supervisor:
                 name
                 for name in names
                 if name not in ended
-                and now - heard.get(name, (0.0, began))[1] > (SILENCE_S if name in heard else STARTING_SILENCE_S)
+                and now - heard.get(name, (0.0, began))[1] > (silence_s if name in heard else STARTING_SILENCE_S)
             ]
             first_end = (first_end or now) if ended or silent else None
             if len(ended) + len(silent) == len(names):
                 return states, silent
             faults = any(states[name].code not in WELL for name in ended)
-            if first_end is not None and now - first_end > FOLLOW_S and faults:
+            if first_end is not None and now - first_end > self.lease_s + FOLLOW_S and faults:
                 return states, [name for name in names if name not in ended]
             time.sleep(POLL_S)
 

@@ -86,9 +86,9 @@ def node_specs(
 
 
 def agent_spec(spec: LaunchSpec, index: int, nodes: Sequence[str], meeting: Meeting, **settings: Any) -> dict[str, Any]:
-    """Returns what the agent of a node is told. `settings`: run, ranks, attempt, token, hang_s,
-    stop_grace_s."""
-    token = settings.pop("token")
+    """Returns what the agent of a node is told. `settings`: run, ranks, attempt, token, lease_s,
+    hang_s, stop_grace_s."""
+    token, seconds = settings.pop("token"), settings.pop("lease_s")
     return {
         **settings,
         "node": spec.node,
@@ -98,5 +98,5 @@ def agent_spec(spec: LaunchSpec, index: int, nodes: Sequence[str], meeting: Meet
         "argv": list(spec.argv),
         "env": dict(spec.env),
         "directory": spec.directory,
-        "lease": {"address": meeting.address, "port": meeting.lease_port, "token": token},
+        "lease": {"address": meeting.address, "port": meeting.lease_port, "token": token, "seconds": seconds},
     }

@@ -39,7 +39,7 @@ def empty(host: Host, run: LongRun) -> bool:
 
 def test_killed_rank_then_killed_supervisor(call: Call, cluster: Cluster, long_run: Start) -> None:
     run = long_run("rank", "--nodes", "lwt1,lwt2")
-    run.reaches(6)
+    run.reaches(4)
     fault = time.time()
     rank_on(cluster.hosts[1], run.folder).kill()
     assert run.recovers(2, fault) < RECOVERY_S
@@ -72,7 +72,7 @@ def test_killed_rank_then_killed_supervisor(call: Call, cluster: Cluster, long_r
 
 def test_power_cut_host_is_replaced_by_a_spare(call: Call, cluster: Cluster, long_run: Start) -> None:
     run = long_run("power", "--nodes", "lwt1,lwt2", "--spares", "lwt3")
-    run.reaches(6)
+    run.reaches(4)
     fault = time.time()
     cluster.hosts[1].kill()
     assert run.recovers(2, fault) < RECOVERY_S
@@ -83,7 +83,7 @@ def test_power_cut_host_is_replaced_by_a_spare(call: Call, cluster: Cluster, lon
 
 def test_cut_network_ends_the_ranks_on_both_sides(call: Call, cluster: Cluster, long_run: Start) -> None:
     run = long_run("cut", "--nodes", "lwt1,lwt2", "--min-nodes", "1")
-    run.reaches(6)
+    run.reaches(4)
     fault = time.time()
     cluster.hosts[1].cut()
     assert run.recovers(2, fault) < RECOVERY_S
@@ -94,8 +94,9 @@ def test_cut_network_ends_the_ranks_on_both_sides(call: Call, cluster: Cluster, 
 
 
 def test_frozen_host_is_left_and_ends_its_ranks_when_it_wakes(call: Call, cluster: Cluster, long_run: Start) -> None:
-    run = long_run("frozen", "--nodes", "lwt1,lwt2", "--spares", "lwt3")
-    run.reaches(6)
+    """The hardest one: connections stay open and nobody answers. With the lease that users have."""
+    run = long_run("frozen", "--nodes", "lwt1,lwt2", "--spares", "lwt3", lease_s="")
+    run.reaches(4)
     fault = time.time()
     cluster.hosts[1].freeze()
     assert run.recovers(2, fault) < RECOVERY_S
@@ -107,7 +108,7 @@ def test_frozen_host_is_left_and_ends_its_ranks_when_it_wakes(call: Call, cluste
 
 def test_hung_rank_leaves_its_stack_and_the_budget_ends_the_run(cluster: Cluster, long_run: Start) -> None:
     run = long_run("hang", "--nodes", "lwt1,lwt2", "--hang-timeout", "5", "--restarts", "0")
-    run.reaches(6)
+    run.reaches(4)
     rank_on(cluster.hosts[1], run.folder).send_signal(signal.SIGSTOP)
     _, errors = run.process.communicate(timeout=60)
     assert run.process.returncode == 1

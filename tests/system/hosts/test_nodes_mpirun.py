@@ -14,7 +14,7 @@ pytestmark = pytest.mark.system
 
 def test_killed_rank_under_mpirun(cluster: Cluster, long_run: Callable[..., LongRun]) -> None:
     run = long_run("mpikill", "--nodes", "lwt1,lwt2", "--backend", "mpirun", "--restarts", "1")
-    run.reaches(6)
+    run.reaches(4)
     rank_on(cluster.hosts[1], run.folder).kill()
     wait_for(lambda: bool(resumed(run)), "a start from the checkpoint", 60, run.diagnosis)
     before = run.step()

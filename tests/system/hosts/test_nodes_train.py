@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -10,16 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.launch_nodes import bare_first_step_s
 from tests.system.conftest import CHECKOUT, fab_command
 from tests.system.hosts.cluster import Cluster
-from tests.system.hosts.conftest import LongRun, rank_on, wait_for
+from tests.system.hosts.conftest import LongRun, busy, rank_on, wait_for
 from training.records import RunFolder
 
 pytestmark = pytest.mark.system
 Call = Callable[..., "subprocess.CompletedProcess[str]"]
 
 SHORT = 'a; "$(id)" \'b'
-# From the command to the start of torchrun on two hosts; the checkout is sent in it.
+# What fab adds to the time to the first step on two hosts; the checkout is sent in it.
 OVERHEAD_S = 5.0
 ODD = "a b'c\"; touch /tmp/loopworks-was-here; $(id) `id` \\ *"
 
@@ -29,7 +31,7 @@ def losses(folder: Path) -> list[float | None]:
 
 
 def test_two_hosts_train_to_the_losses_of_one_over_ssh_and_mpirun(
-    call: Call, cluster: Cluster, shared: Path, shared_config: Path
+    call: Call, cluster: Cluster, shared: Path, shared_config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes = ("--nodes", f"{cluster.name}[1-2]", "--config", str(shared_config))
     before = cluster.hosts[0].ssh("find ~/.loopworks", check=False).stdout
@@ -49,9 +51,12 @@ def test_two_hosts_train_to_the_losses_of_one_over_ssh_and_mpirun(
     assert result["steps"] == 6
     assert result["sample"].startswith(SHORT)
 
-    starts = [host.root / "root/.loopworks/runs/two/attempt-1/torchrun.pid" for host in cluster.hosts[:2]]
-    overhead = max(path.stat().st_mtime for path in starts) - began
-    assert overhead < OVERHEAD_S, "facts, checks, sending and starting, before torchrun itself begins"
+    # The same by hand: torchrun over plain ssh, with the run folder and the environment that fab makes.
+    monkeypatch.setenv("LOOPWORKS_SSH_CONFIG", str(cluster.ssh_config))
+    bare = bare_first_step_s(str(shared_config), f"{cluster.name}[1-2]", "bare", str(cluster.ssh_config))
+    overhead = RunFolder(shared / "runs" / "two").read_metrics()[0].time - began - bare
+    assert overhead < OVERHEAD_S * busy(), "facts, checks, sending and starting"
+    assert losses(shared / "runs" / "bare") == pytest.approx(losses(shared / "runs" / "two"), abs=1e-4)
 
     here = ("--set", "distributed.ranks_per_node=2")
     one = subprocess.run(
@@ -99,3 +104,19 @@ def test_odd_values_reach_the_ranks_and_stop_leaves_nothing(
     _, errors = again.communicate(timeout=30)
     assert again.returncode == 130, errors
     assert "torchrun" in call("logs", "--dir", str(run.runs), "--node", "lwt2").stdout
+
+
+def test_a_mixture_is_read_on_all_nodes(
+    call: Call, cluster: Cluster, shared: Path, shared_config: Path, tiny_dataset: Path
+) -> None:
+    """Each of its datasets must be there on every node; the plan knows how much there is of all of them."""
+    here_only = json.dumps({str(shared / "tiny"): 1.0, str(tiny_dataset): 0.5})
+    arguments = ("--nodes", "lwt1,lwt2", "--config", str(shared_config), "--name", "mixed", "--json")
+    refused = call("train", *arguments, "--set", f"data.mixture={here_only}")
+    assert refused.returncode == 3, refused.stderr
+    assert f"lwt2: data.path: {tiny_dataset} is not there" in refused.stderr
+    shutil.copytree(shared / "tiny", shared / "more")
+    both = json.dumps({str(shared / "tiny"): 1.0, str(shared / "more"): 0.5})
+    outcome = call("train", *arguments, "--set", f"data.mixture={both}", "--set", "training.max_steps=2")
+    assert outcome.returncode == 0, outcome.stderr
+    assert json.loads(outcome.stdout)["steps"] == 2

@@ -52,9 +52,11 @@ def test_network_of_gpu_nodes_is_derived_and_can_be_overridden() -> None:
 
 def test_first_agent_hears_all_and_the_others_hear_it() -> None:
     specs = node_specs(plan(0), facts(), MEETING, "/r", "~/c", {})
-    told = [agent_spec(s, i, ["n0", "n1"], MEETING, run="/r", attempt=1, token="t") for i, s in enumerate(specs)]
+    told = [
+        agent_spec(s, i, ["n0", "n1"], MEETING, run="/r", attempt=1, token="t", lease_s=15) for i, s in enumerate(specs)
+    ]
     assert [spec["peers"] for spec in told] == [["n1"], ["n0"]]
-    assert told[1]["lease"] == {"address": "10.0.0.1", "port": 29501, "token": "t"}
+    assert told[1]["lease"] == {"address": "10.0.0.1", "port": 29501, "token": "t", "seconds": 15}
     assert told[0]["run"] == "/r"
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.agent import dead_ranks, hung_rank, left_code
-from launch.errors import RunFailedError
-from launch.lease import FIRST_CONTACT_S, LEASE_S, lost_peers
+from launch.errors import RunFailedError, UsageError
+from launch.lease import FIRST_CONTACT_S, LEASE_S, lease_s, lost_peers
 from launch.supervision import (
     BLAME_LIMIT,
     Decision,
@@ -122,6 +122,9 @@ def test_a_node_that_leaves_is_told_from_a_run_that_was_asked_to() -> None:
     assert (found.kind, found.reason, found.blame) == ("leave", "b: spot terminate at 12:00", [])
     shutting = NodeState(node="b", attempt=1, phase="ended", code=75, time=1.0, leaving="asked to end")
     assert decide("stopped", nodes=[node("a", 0, 75), shutting]).kind == "leave"
+    killed = shutting.model_copy(update={"code": 1})
+    assert decide("stopped", nodes=[node("a", 0, 75), killed]).kind == "stopped"
+    assert nodes_left({}, {"b": killed}, {}) == {}
     # A rank that dies during the save is a fault all the same.
     assert decide(nodes=[node("a", 0, 1), leaving("b", 1, "drained: x")]).kind == "restart"
 
@@ -193,3 +196,12 @@ def test_first_contact_may_take_longer_than_the_lease() -> None:
     assert not lost_peers({}, ["a"], began=0, now=FIRST_CONTACT_S)
     assert lost_peers({}, ["a"], began=0, now=FIRST_CONTACT_S + 1) == ["a"]
     assert lost_peers({"a": 100.0}, ["a", "b"], began=90, now=100 + LEASE_S + 1) == ["a"]
+    assert lost_peers({"a": 100.0}, ["a"], began=90, now=100 + LEASE_S + 1, lease=60) == []
+
+
+def test_length_of_the_lease() -> None:
+    assert lease_s({}) == LEASE_S
+    assert lease_s({"LOOPWORKS_LEASE_S": "6"}) == 6
+    for text in ("1", "x", "nan", "1e9"):
+        with pytest.raises(UsageError, match="LOOPWORKS_LEASE_S"):
+            lease_s({"LOOPWORKS_LEASE_S": text})
