@@ -1,0 +1,124 @@
+"""Rolling upgrades on hosts that really reboot: drain, change, validate, return; what fails stays drained."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.system.playbooks import gpu_packages
+from tests.system.playbooks.ansible import Ansible, Outcome
+from tests.system.playbooks.gpu_fleet import MARK, NEW, OLD, Fleet
+
+pytest_plugins = ("tests.system.playbooks.gpu_fleet",)
+pytestmark = pytest.mark.system
+
+# A run as `fab` keeps it: it leaves the node when it sees the mark. And one that does not.
+LEAVES = f"while [ ! -e {MARK} ]; do sleep 0.2; done; cp {MARK} /root/seen"
+STAYS = "sleep infinity"
+LOCAL = """
+- hosts: localhost
+  connection: local
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_role: {name: nvidia, tasks_from: reboot}
+      vars: {nvidia_reboot: true, __nvidia_due: another module is loaded}
+"""
+
+
+def start_run(fleet: Fleet, kind: str, script: str) -> None:
+    fleet.run(kind, f"systemd-run --unit=run --setenv=LOOPWORKS_RUN=/shared/runs/demo sh -c '{script}'")
+
+
+def said(outcome: Outcome) -> str:
+    return re.sub(r"\s+", " ", outcome.output)
+
+
+def is_marked(fleet: Fleet, kind: str) -> bool:
+    return fleet.hosts[kind].ssh(f"test -e {MARK}", check=False).returncode == 0
+
+
+def driver_versions(fleet: Fleet, kind: str) -> set[str]:
+    return {version for name, version in fleet.versions(kind).items() if not name.startswith("datacenter")}
+
+
+def test_nodes_one_after_the_other(installed: Fleet) -> None:
+    kinds = ("h100-sxm", "l40s")
+    boots = {kind: installed.boot(kind) for kind in kinds}
+    start_run(installed, "l40s", LEAVES)
+    done = installed.play("upgrade.yml", "-e", f"nvidia_version={NEW}", kinds=kinds)
+    assert done.returncode == 0, done.output
+    plays = done.output.split("PLAY [Upgrade node after node]")[1:]
+    names = [installed.hosts[kind].name for kind in kinds]
+    assert [[name for name in names if f"[{name}]" in play] for play in plays] == [[names[0]], [names[1]]]
+    for kind in kinds:
+        assert driver_versions(installed, kind) == {f"{NEW}-1"}
+        assert installed.loaded(kind) == NEW
+        assert installed.boot(kind) != boots[kind]
+        assert not is_marked(installed, kind)
+        assert set(installed.active(kind, "nvidia-persistenced", "nvidia-dcgm")) == {"active"}
+        assert "nvidia-open" in installed.run(kind, "apt-mark showhold").split()
+    assert installed.active("h100-sxm", "nvidia-fabricmanager") == ["active"]
+    mark = json.loads(installed.run("l40s", "cat /root/seen"))
+    assert mark["reason"] == f"driver upgrade to {NEW}"
+
+    again = installed.play("upgrade.yml", "-e", f"nvidia_version={NEW}", kinds=("l40s",))
+    assert (again.returncode, again.changed()) == (0, 0), again.changes()
+
+
+def test_driver_that_does_not_come_up_stays_drained_and_the_old_one_comes_back(installed: Fleet) -> None:
+    # Without a version: the newest of the branch, whose Fabric Manager does not start.
+    before = driver_versions(installed, "h200")
+    failed = installed.play("upgrade.yml", kinds=("a100-sxm", "h200"))
+    assert failed.returncode != 0
+    name = installed.hosts["a100-sxm"].name
+    assert f"{name} stays drained, and nodes after it are not touched" in said(failed)
+    assert "nvidia-fabricmanager" in said(failed)
+    assert is_marked(installed, "a100-sxm")
+    assert driver_versions(installed, "a100-sxm") == {f"{gpu_packages.BROKEN}-1"}
+    assert (driver_versions(installed, "h200"), is_marked(installed, "h200")) == (before, False)
+
+    back = installed.play("upgrade.yml", "-e", f"nvidia_version={OLD}", kinds=("a100-sxm",))
+    assert back.returncode == 0, back.output
+    assert driver_versions(installed, "a100-sxm") == {f"{OLD}-1"}
+    assert installed.loaded("a100-sxm") == OLD
+    assert installed.active("a100-sxm", "nvidia-fabricmanager") == ["active"]
+    assert not is_marked(installed, "a100-sxm")
+
+
+def test_run_that_does_not_leave_and_a_new_kernel(installed: Fleet) -> None:
+    kind, image = "l40s", "linux-image-amd64 linux-headers-amd64"
+    old, new = gpu_packages.KERNELS
+    installed.run(
+        kind, f"apt-get install -y -q {' '.join(f'{name}={old}' for name in image.split())} && apt-mark hold {image}"
+    )
+    start_run(installed, kind, STAYS)
+    options = ("-e", "upgrade_what=kernel")
+    kept = installed.play("upgrade.yml", *options, "-e", "nvidia_upgrade_drain_timeout_s=2", kinds=(kind, "v100-sxm2"))
+    assert kept.returncode != 0
+    assert f"{installed.hosts[kind].name} stays drained" in said(kept)
+    assert "Wait until no process of a run is left" in said(kept)
+    assert (is_marked(installed, kind), is_marked(installed, "v100-sxm2")) == (True, False)
+    kernel = "dpkg-query -W -f '${Version}' linux-image-amd64"
+    assert installed.run(kind, kernel) == old
+
+    installed.run(kind, "systemctl stop run")
+    boot, driver = installed.boot(kind), driver_versions(installed, kind)
+    done = installed.play("upgrade.yml", *options, kinds=(kind,))
+    assert done.returncode == 0, done.output
+    assert installed.run(kind, kernel) == new
+    assert installed.boot(kind) != boot
+    assert driver_versions(installed, kind) == driver
+    assert set(image.split()) <= set(installed.run(kind, "apt-mark showhold").split())
+    assert not is_marked(installed, kind)
+
+
+def test_reboot_over_a_local_connection_is_refused(tmp_path: Path) -> None:
+    playbook = tmp_path / "local.yml"
+    playbook.write_text(LOCAL)
+    # Check mode, so that a refusal that is missing does no harm.
+    outcome = Ansible(tmp_path, "all: {hosts: {localhost: }}").play(str(playbook), "--check")
+    assert outcome.returncode != 0
+    assert "this is a local connection: Ansible would end with it. Reboot by hand" in said(outcome)
