@@ -95,6 +95,14 @@ def test_odd_values_reach_the_ranks_and_stop_leaves_nothing(
     assert run.folder.read_state().phase == "stopped"
     assert list(run.folder.checkpoints.glob("step-*"))
 
+    planned = call("plan", "--resume", "odd", "--set", f"run.dir={run.runs}", "--json")
+    assert planned.returncode == 0, planned.stderr
+    found = json.loads(planned.stdout)
+    assert [command["node"] for command in found["commands"]] == ["lwt1", "lwt2"]
+    assert found["expected"]["resume"]["step"] == run.folder.read_state().step
+    assert found["expected"]["resume"]["state"] == "verified"
+    assert found["expected"]["step_time"]["seconds"] > 0, "measured in the run itself"
+
     before = run.step()
     again = run.call("resume", "--dir", str(run.runs), "--run", "odd")
     wait_for(lambda: run.step() > before + 1, "a step after the resume", 60, run.diagnosis)
