@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -115,6 +118,22 @@ def test_storage_that_is_not_shared_is_a_fault_only_where_it_should_be() -> None
     assert node.shared_findings(answer, "/shared", False)[0]["severity"] == "warning"
     assert node.shared_findings((None, "", ""), "/shared", False)[0]["severity"] == "fail"
     assert node.shared_findings((0, '{"written": "", "read": true}', ""), "/shared", True) == []
+
+
+def test_the_word_of_the_head_is_looked_for_among_the_runs(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/.validate-abc").write_text("abc")
+    command = [sys.executable, "-c", node.SHARED, tmp_path, "abc"]
+    told = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=30).stdout)
+    assert told == {"written": "", "read": True}
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [".validate-abc"], "nothing of its own stays"
+
+
+def test_a_shared_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+    quick = node.SHARED.replace("+ 8", "+ 0.1")
+    command = [sys.executable, "-c", quick, tmp_path / "none", "abc"]
+    told = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=30).stdout)
+    assert "No such file" in told["written"] and told["read"] is False
 
 
 @pytest.mark.parametrize(
