@@ -1,21 +1,14 @@
-"""Fixtures: a host of each kind of GPU, the signed repository of dummy packages, and Ansible over them."""
+"""A host of each kind of GPU, the signed repository of dummy packages, and Ansible over them."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
-from tests.system.hosts.cluster import Host, running
+from tests.system.hosts.cluster import Host
 from tests.system.playbooks import gpu_packages
 from tests.system.playbooks.ansible import Ansible, Outcome
-from tests.system.playbooks.bare import BareCluster
-from tests.system.playbooks.mirror import bare_tree, mirror
 
 TOOLS = ("systemd-nspawn", "mmdebstrap", "ip", "ssh-keygen", "dpkg-scanpackages", "dpkg-deb", "gpg")
 NETWORK = "10.92.0"
@@ -60,65 +53,3 @@ class Fleet:
     def active(self, kind: str, *units: str) -> list[str]:
         """The states of units."""
         return self.hosts[kind].ssh(f"systemctl is-active {' '.join(units)}", check=False).stdout.split()
-
-
-@pytest.fixture(scope="session")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
-    if os.geteuid() != 0 or missing:
-        pytest.skip(f"needs root and {', '.join(TOOLS)} (missing: {', '.join(missing) or 'root'})")
-    state = Path("/var/tmp") / f"loopworks-gpu-{os.getpid()}"
-    packages = Path("/var/tmp") / f"loopworks-gpu-packages-{os.getpid()}"
-    repository = packages / "repository"
-    try:
-        fingerprint = gpu_packages.build(repository)
-        kinds = list(gpu_packages.GPUS)
-        cluster = BareCluster(
-            state,
-            bare_tree(),
-            len(kinds),
-            name="lwg",
-            network=NETWORK,
-            mirrors=[mirror()],
-            read_only=[repository],
-            shared=[],
-        )
-        with running(cluster):
-            hosts = dict(zip(kinds, cluster.hosts, strict=True))
-            for kind, host in hosts.items():
-                gpu_packages.sysfs(host.root, kind)
-            variables = {
-                "loopworks_cluster_cidr": f"{NETWORK}.0/24",
-                "loopworks_facts_root": gpu_packages.SYSFS,
-                "nvidia_repo_url": f"file:{repository}/",
-                "nvidia_repo_key": str(repository / "key.asc"),
-                "nvidia_repo_key_fingerprints": [fingerprint],
-                "nvidia_upgrade_poll_s": 1,
-            }
-            groups = {"head": [hosts["none"]], "gpu_nodes": list(hosts.values())}
-            ansible = Ansible(tmp_path_factory.mktemp("gpu"), cluster.inventory(groups, variables))
-            yield Fleet(hosts, ansible, repository)
-    finally:
-        shutil.rmtree(packages, ignore_errors=True)
-
-
-@pytest.fixture(scope="session")
-def installed(fleet: Fleet) -> Fleet:
-    """All kinds with the old version, from bare; two of them with a past."""
-    bare = fleet.play("nvidia.yml", "--check", "--diff")
-    assert bare.returncode == 0, bare.output
-    assert "its packages are not known yet" in bare.output or "lwg1" in bare.output
-    assert not fleet.versions("a100-sxm"), "check mode installs nothing"
-    # DCGM 3 and the key package, as an older set-up leaves them.
-    past = "datacenter-gpu-manager_1%3a3.3.9_all.deb cuda-keyring_1.1-1_all.deb"
-    fleet.run("a100-sxm", f"cd {fleet.repository} && dpkg -i {past}")
-    assert fleet.active("a100-sxm", "nvidia-dcgm") == ["active"]
-    nouveau = fleet.hosts["h200"].root / gpu_packages.SYSFS.lstrip("/") / "sys/module/nouveau"
-    nouveau.mkdir()
-    before = {kind: fleet.boot(kind) for kind in ("h200", "l40s")}
-    done = fleet.play("nvidia.yml", "-e", f"nvidia_version={OLD}")
-    assert done.returncode == 0, done.output
-    assert fleet.boot("h200") != before["h200"], "nouveau leaves by a reboot"
-    assert not nouveau.exists()
-    assert fleet.boot("l40s") == before["l40s"]
-    return fleet

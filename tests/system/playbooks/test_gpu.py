@@ -10,7 +10,7 @@ import pytest
 from tests.system.playbooks import gpu_packages
 from tests.system.playbooks.gpu_fleet import NEW, OLD, WITH_GPU, Fleet
 
-pytest_plugins = ("tests.system.playbooks.gpu_fleet",)
+pytest_plugins = ("tests.system.playbooks.gpu_fixtures",)
 pytestmark = pytest.mark.system
 
 
@@ -96,3 +96,15 @@ def test_what_cannot_work_is_refused_before_anything_is_touched(installed: Fleet
     key = installed.play("nvidia.yml", "-e", json.dumps({"nvidia_repo_key_fingerprints": [other]}), kinds=("h200",))
     assert f"{other} are expected; it was not laid down" in re.sub(r"\s+", " ", key.output)
     assert {kind: installed.versions(kind) for kind in WITH_GPU} == before
+
+
+def test_another_version_waits_while_a_run_is_on_the_node(installed: Fleet) -> None:
+    kind = "l40s"
+    before = installed.versions(kind)
+    installed.run(kind, "systemd-run --unit=run --setenv=LOOPWORKS_RUN=/shared/runs/demo sleep infinity")
+    waits = installed.play("nvidia.yml", "-e", f"nvidia_version={NEW}", "-v", kinds=(kind,))
+    installed.run(kind, "systemctl stop run")
+    assert (waits.returncode, waits.changed()) == (0, 0), waits.output
+    text = re.sub(r"\s+", " ", waits.output)
+    assert "a run is on the node (LOOPWORKS_RUN=/shared/runs/demo): upgrade.yml drains it first" in text
+    assert installed.versions(kind) == before

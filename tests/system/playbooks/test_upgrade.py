@@ -12,7 +12,7 @@ from tests.system.playbooks import gpu_packages
 from tests.system.playbooks.ansible import Ansible, Outcome
 from tests.system.playbooks.gpu_fleet import MARK, NEW, OLD, Fleet
 
-pytest_plugins = ("tests.system.playbooks.gpu_fleet",)
+pytest_plugins = ("tests.system.playbooks.gpu_fixtures",)
 pytestmark = pytest.mark.system
 
 # A run as `fab` keeps it: it leaves the node when it sees the mark. And one that does not.
@@ -22,6 +22,7 @@ LOCAL = """
 - hosts: localhost
   connection: local
   gather_facts: false
+  vars: {ansible_python_interpreter: "{{ ansible_playbook_python }}"}
   tasks:
     - ansible.builtin.include_role: {name: nvidia, tasks_from: reboot}
       vars: {nvidia_reboot: true, __nvidia_due: another module is loaded}

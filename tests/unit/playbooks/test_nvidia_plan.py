@@ -111,7 +111,9 @@ def test_each_board(board: tuple[str, int, int, bool], wanted: set[str], unwante
 def test_what_is_installed_stays_and_an_upgrade_takes_the_newest_of_the_branch() -> None:
     have = state(installed=installed(), held=["nvidia-open", "libnvidia-ml1", "vim"])
     assert plan(A100, have)["requests"] == []
+    assert not plan(A100)["moves"], "nothing is there that could be in use"
     made = plan(A100, have, upgrade=True)
+    assert made["moves"]
     assert made["version"] == NEW
     assert f"libnvidia-ml1={NEW}-1" in made["requests"], "metapackages would leave it"
     assert made["release"] == ["libnvidia-ml1", "nvidia-open"], "of others' holds none"
@@ -151,6 +153,12 @@ def test_check_mode_on_a_bare_host_knows_no_packages() -> None:
     made = plan(A100, state({}), check_mode=True)
     assert (made["is_known"], made["faults"], made["requests"]) == (False, [], [])
     assert plan(A100, state({}))["faults"]
+
+
+def test_a_driver_that_no_package_has_brought_is_left_alone() -> None:
+    made = nvidia.nvidia_plan(state(), facts(A100, nvidia_module_version=OLD), settings())
+    assert made["requests"] == []
+    assert f"driver {OLD} runs here and no package has brought it" in made["faults"][0]
 
 
 def archive(kernel: str) -> dict[str, list[str]]:

@@ -119,8 +119,9 @@ def nvidia_plan(state: dict[str, Any], facts: dict[str, Any], settings: dict[str
     """Returns what is to be installed.
 
     `faults` has what stops it; `version` is the driver's, `requests` what apt is asked for in one transaction (empty
-    when all is there), `release` the holds to take off before, `stale` packages that pin another version, `services`
-    the units to run. `is_known` is False while the repository is not on the node yet (check mode on a bare host).
+    when all is there), `moves` says whether that takes a driver away that may be in use, `release` the holds to take
+    off before, `stale` packages that pin another version, `services` the units to run. `is_known` is False while the
+    repository is not on the node yet (check mode on a bare host).
     """
     plan = _Plan(state, facts, settings)
     return plan.result()
@@ -154,6 +155,7 @@ class _Plan:
             "fabric_manager": self.fabric_manager,
             "nvlink5": has_nvlink5(self.facts),
             "requests": requests,
+            "moves": bool(requests) and any(have != version for have in driver_parts(self.installed).values()),
             "release": sorted(set(self.state["held"]) & set(held_parts(self.installed))) if requests else [],
             "stale": sorted(
                 name for name in self.installed if name.startswith("nvidia-driver-pinning-") and name != pinning
@@ -214,7 +216,7 @@ class _Plan:
         return next((offer for offer in self.offers.get(name, []) if upstream(offer) == version), None)
 
     def faults(self, version: str) -> list[str]:
-        faults = self._mixed()
+        faults = self._mixed() + self._unpackaged()
         offered = (
             "; ".join(f"{name} ({', '.join(versions)})" for name, versions in self.branches().items()) or "nothing"
         )
@@ -241,6 +243,15 @@ class _Plan:
         return [
             f"nvidia_world: packages of the other world are installed ({', '.join(foreign[:4])}), and the two do not "
             f"mix. Remove them first (apt purge '*nvidia*'), or set nvidia_world: {other}"
+        ]
+
+    def _unpackaged(self) -> list[str]:
+        loaded = self.facts["nvidia_module_version"]
+        if not loaded or driver_parts(self.installed):
+            return []
+        return [
+            f"driver {loaded} runs here and no package has brought it (an image, or the .run installer). "
+            "Remove it first (nvidia-uninstall), or keep it and leave this role out (--skip-tags nvidia)"
         ]
 
     def _missing(self) -> list[str]:
