@@ -1,4 +1,4 @@
-"""A stand-in for the EFA installer: an archive of the same shape, signed by a throw-away key, that notes how it was called."""
+"""A stand-in for the EFA installer: of the same shape, signed by a throw-away key, it notes how it was called."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ INSTALLER = """#!/bin/sh
 echo "$@" >> /var/log/efa-standin.log
 mkdir -p /opt/amazon/ofi-nccl/lib/x86_64-linux-gnu /opt/amazon/efa/bin
 : > /opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net.so
-printf '#!/bin/sh\\nfor d in 0 1 2 3; do printf "provider: efa\\\\n    domain: rdmap1${d}s27-rdm\\\\n"; done\\n' > /opt/amazon/efa/bin/fi_info
+cat > /opt/amazon/efa/bin/fi_info <<'END'
+#!/bin/sh
+for d in 0 1 2 3; do printf 'provider: efa\\n    domain: rdmap1%ss27-rdm\\n' $d; done
+END
 chmod +x /opt/amazon/efa/bin/fi_info
 echo "# EFA installer version: VERSION" > /opt/amazon/efa_installed_packages
 echo "EFA installation complete. Please logout/login; a reboot may be needed."

@@ -16,7 +16,7 @@ def installed_version(text: str) -> str:
 
 
 def device_fault(fi_info: str, wanted: int) -> str:
-    """Returns what is wrong with the devices that `fi_info -p efa` lists, with the next step; empty where all is well."""
+    """Returns what is wrong with the devices that `fi_info -p efa` lists, and the next step; else an empty text."""
     # rdmap16s27-rdm and rdmap16s27-dgrm are one device.
     devices = {re.sub(r"-(rdm|dgrm)$", "", domain) for domain in DOMAIN.findall(fi_info)}
     if len(devices) >= wanted:

@@ -20,8 +20,8 @@ def port_faults(listing: str, wanted: int, all_active: bool = True) -> list[str]
     faults = []
     if len(ports) < wanted:
         faults.append(
-            f"{len(ports)} of {wanted} devices are up ({', '.join(ports) or 'none'}). Look at dmesg | grep mlx5; after a new "
-            "driver the node may need a reboot"
+            f"{len(ports)} of {wanted} devices are up ({', '.join(ports) or 'none'}). Look at dmesg | grep mlx5; "
+            "after a new driver the node may need a reboot"
         )
     for device, states in ports.items():
         down = [f"{device} port {port} is {state}" for port, state in states.items() if state != "ACTIVE"]

@@ -34,7 +34,7 @@ def node_line(name: str, address: str, facts: Mapping[str, Any], memory_ratio: f
 
 
 def node_lines(names: Sequence[str], hostvars: Any, memory_ratio: float, existing: str = "") -> list[str]:
-    """Returns the lines of all nodes. One without facts in this run keeps its line of `existing`, an earlier slurm.conf.
+    """Returns the lines of all nodes. One without facts in this run keeps its line of `existing`, an earlier file.
 
     A node that has neither is left out: it joins when it has been reached.
     """

@@ -36,10 +36,10 @@ def storage_plan(
 ) -> dict[str, Any]:
     """Returns what `host` does for the shared storage.
 
-    `storage` is loopworks_storage, `facts` are ansible_facts['loopworks'], `settings` holds export, options (by kind: nfs,
-    efs, lustre) and head. The result: server (inventory name, empty where the storage is not of this inventory), serves,
-    export, what, type, options, mount_point, unit, mounts, folders_in (empty where another host makes the folders),
-    packages, and skip (why nothing is mounted, empty where all is well).
+    `storage` is loopworks_storage, `facts` are ansible_facts['loopworks'], `settings` holds export, options (by kind:
+    nfs, efs, lustre) and head. The result: server (inventory name, empty where the storage is not of this inventory),
+    serves, export, what, type, options, mount_point, unit, mounts, folders_in (empty where another host makes the
+    folders), packages, and skip (why nothing is mounted, empty where all is well).
     """
     kind, mount_point = storage["kind"], storage.get("mount_point") or ""
     server, export = _server(storage, groups, hostvars, settings)
@@ -116,8 +116,8 @@ def _packages(plan: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
 def data_disk(lsblk: Mapping[str, Any], device: str, volume_id: str = "") -> dict[str, str]:
     """Returns the disk for the export: device, action (use, format, refuse) and why.
 
-    `device` may be a name that the cloud gave and the kernel did not take (/dev/sdf): then the disk whose serial number is
-    the volume's id is meant, and without an id the only disk of the cloud's volume type that carries nothing.
+    `device` may be a name that the cloud gave and the kernel did not take (/dev/sdf): then the disk whose serial number
+    is the volume's id is meant, and without an id the only disk of the cloud's volume type that carries nothing.
     """
     disks = [disk for disk in lsblk["blockdevices"] if disk["type"] in ("disk", "loop", "raid0")]
     found = [disk for disk in disks if disk["path"] == device]
