@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -134,6 +135,12 @@ class WebhookServer(ThreadingHTTPServer):
     ) -> None:
         self.record, self.actions, self.tell, self.get = record, actions, tell, get
         super().__init__(("127.0.0.1", port), _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away before it had its answer is no fault; anything else is told."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, (ConnectionError, TimeoutError)):
+            self.tell(f"a request could not be answered: {type(error).__name__}: {error}")
 
     def take(self, path: str, message: dict[str, Any]) -> None:
         """Records a message and does what it asks for."""

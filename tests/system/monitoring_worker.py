@@ -58,7 +58,7 @@ class ObservedTrainer(trainer_module.Trainer):
 
     def _micro_steps(self, *arguments: Any) -> Any:
         if "slow_rank" in FAULTS and RANK == 1:
-            time.sleep(0.2)
+            time.sleep(0.5)
         return super()._micro_steps(*arguments)
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -163,6 +166,30 @@ def test_a_full_disk_lets_alertmanager_try_again(server: tuple[WebhookServer, li
 def test_metrics_are_served_beside(server: tuple[WebhookServer, list[str]]) -> None:
     with urllib.request.urlopen(f"http://127.0.0.1:{server[0].server_address[1]}/m", timeout=5) as answer:
         assert answer.read() == b"x 1\n"
+
+
+def test_a_client_that_goes_away_is_no_fault_and_a_broken_page_is_told(
+    server: tuple[WebhookServer, list[str]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    receiver, told = server
+
+    def broken(_: str) -> bytes:
+        raise RuntimeError("no such run")
+
+    for page, lines in ((lambda _: b"x" * 50_000_000, []), (broken, ["a request could not be answered"])):
+        receiver.get = page
+        client = socket.create_connection(receiver.server_address[:2])
+        client.sendall(b"GET /m HTTP/1.0\r\n\r\n")
+        # Closing at once resets the connection while the answer is on its way.
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.recv(1)
+        client.close()
+        deadline = time.monotonic() + 10
+        while len(told) < len(lines):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    assert [line.split(":")[0] for line in told] == ["a request could not be answered"]
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_lines_for_a_person() -> None:
