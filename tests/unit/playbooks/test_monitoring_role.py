@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import jinja2
 import pytest
@@ -15,12 +15,16 @@ ROOT = Path(__file__).resolve().parents[3]
 ROLE = ROOT / "playbooks/roles/monitoring"
 
 
-def watching_runs(text: str, folders: list[str]) -> Any:
+def load() -> ModuleType:
     spec = importlib.util.spec_from_file_location("loaded_targets", ROLE / "filter_plugins/targets.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.watching_runs(text, folders)
+    return module
+
+
+watching_runs = load().watching_runs
+merged_rules = load().merged_rules
 
 
 def render(name: str, **values: object) -> str:
@@ -43,6 +47,15 @@ def test_prometheus_reads_the_targets_of_runs_and_nothing_else_changes() -> None
 def test_another_shape_of_the_configuration_is_said() -> None:
     with pytest.raises(ValueError, match="job training"):
         watching_runs("scrape_configs: []\n", ["/shared/runs"])
+
+
+def test_rules_in_one_file_are_those_of_all() -> None:
+    texts = [path.read_text() for path in sorted((ROOT / "monitoring/rules").glob("*.yml"))]
+    groups = [group for text in texts for group in yaml.safe_load(text)["groups"]]
+    assert yaml.safe_load(merged_rules(texts)) == {"groups": groups}
+    assert len({group["name"] for group in groups}) == len(groups)
+    with pytest.raises(ValueError, match="does not begin with groups"):
+        merged_rules(["rules: []\n"])
 
 
 @pytest.mark.parametrize("count", [0, 1, 512])

@@ -1,4 +1,4 @@
-"""The configuration of Prometheus in the checkout, with the folders in which a site has its runs."""
+"""What Prometheus reads on a cluster, made of the files in the checkout."""
 
 from __future__ import annotations
 
@@ -18,9 +18,20 @@ def watching_runs(configuration: str, runs_dirs: list[str]) -> str:
     return text
 
 
+def merged_rules(texts: list[str]) -> str:
+    """Returns rule files as one, comments kept: one file to send and to look at instead of one a concern."""
+    parts = []
+    for text in texts:
+        head, groups, tail = text.partition("groups:\n")
+        if not groups:
+            raise ValueError(f"a rule file does not begin with groups: {text[:60]!r}")
+        parts.append(head + tail)
+    return "groups:\n" + "".join(parts)
+
+
 class FilterModule:
     """What Ansible looks for in this file."""
 
     def filters(self) -> dict[str, Any]:
         """Names of the filters."""
-        return {"watching_runs": watching_runs}
+        return {"merged_rules": merged_rules, "watching_runs": watching_runs}
