@@ -26,7 +26,7 @@ TOOLS = ("systemd-nspawn", "mmdebstrap", "ip", "ssh-keygen")
 HOSTS = 3
 SMALL_DISK_BYTES = 24 * 2**20
 LONG = ("training.max_steps=100000", "training.lr_schedule=constant", "checkpoint.interval_steps=3")
-# Seconds of silence after which a node is lost; with the default the tests of lost nodes would mostly wait.
+# Seconds of silence after which a node is lost, where a test would mostly wait for the usual 15.
 SHORT_LEASE_S = "6"
 
 
@@ -85,7 +85,7 @@ def call(cluster: Cluster, shared_config: Path) -> Callable[..., subprocess.Comp
             env={**os.environ, "LOOPWORKS_SSH_CONFIG": str(cluster.ssh_config)},
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=timeout_s * busy(),
             check=False,
         )
 
@@ -101,7 +101,7 @@ class LongRun:
     """A run on hosts that would go on for long."""
 
     def __init__(
-        self, cluster: Cluster, config: Path, runs: Path, name: str, *arguments: str, lease_s: str = SHORT_LEASE_S
+        self, cluster: Cluster, config: Path, runs: Path, name: str, *arguments: str, lease_s: str = ""
     ) -> None:
         self.folder = RunFolder(runs / name)
         self.runs = runs

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.hosts.cluster import Cluster, Host
-from tests.system.hosts.conftest import LongRun
+from tests.system.hosts.conftest import LongRun, busy
 
 pytestmark = pytest.mark.system
 Call = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -98,7 +98,7 @@ def test_drained_nodes_are_replaced_before_and_during_a_run(
     assert run.supervision()["restarts"] == 0, "that was no fault"
 
     mark(first, "kernel upgrade")
-    output, errors = run.process.communicate(timeout=60)
+    output, errors = run.process.communicate(timeout=60 * busy())
     assert run.process.returncode == 75, errors
     assert "1 node(s) are left, 2 are needed" in errors
     assert "lwt1 is left (drained: kernel upgrade)" in errors

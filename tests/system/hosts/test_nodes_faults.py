@@ -15,7 +15,7 @@ import pytest
 
 from tests.system.conftest import CHECKOUT, fab_command
 from tests.system.hosts.cluster import Cluster, Host
-from tests.system.hosts.conftest import LongRun, rank_on, wait_for
+from tests.system.hosts.conftest import SHORT_LEASE_S, LongRun, busy, rank_on, wait_for
 
 pytestmark = pytest.mark.system
 Call = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -28,7 +28,7 @@ def end(call: Call, run: LongRun) -> str:
     """Stops a run and returns what the command that started it said."""
     stopped = call("stop", "--dir", str(run.runs), "--run", run.folder.name)
     assert stopped.returncode == 0, stopped.stderr
-    output, errors = run.process.communicate(timeout=30)
+    output, errors = run.process.communicate(timeout=30 * busy())
     assert "Traceback" not in output + errors
     return output + errors
 
@@ -50,7 +50,7 @@ def test_killed_rank_then_killed_supervisor(call: Call, cluster: Cluster, long_r
 
     killed = run.supervision()["pid"]
     run.supervisor().kill()
-    _, errors = run.process.communicate(timeout=30)
+    _, errors = run.process.communicate(timeout=30 * busy())
     assert run.process.returncode == 1
     assert "supervisor is gone" in errors
     assert "fab attach" in errors
@@ -61,7 +61,7 @@ def test_killed_rank_then_killed_supervisor(call: Call, cluster: Cluster, long_r
     wait_for(lambda: run.supervision()["pid"] != killed and run.is_watched(), "another supervisor")
     time.sleep(1)
     again.send_signal(signal.SIGINT)
-    _, errors = again.communicate(timeout=30)
+    _, errors = again.communicate(timeout=30 * busy())
     assert again.returncode == 130
     assert "detached; the run goes on" in errors
     assert run.is_watched()
@@ -71,7 +71,7 @@ def test_killed_rank_then_killed_supervisor(call: Call, cluster: Cluster, long_r
 
 
 def test_power_cut_host_is_replaced_by_a_spare(call: Call, cluster: Cluster, long_run: Start) -> None:
-    run = long_run("power", "--nodes", "lwt1,lwt2", "--spares", "lwt3")
+    run = long_run("power", "--nodes", "lwt1,lwt2", "--spares", "lwt3", lease_s=SHORT_LEASE_S)
     run.reaches(4)
     fault = time.time()
     cluster.hosts[1].kill()
@@ -82,27 +82,27 @@ def test_power_cut_host_is_replaced_by_a_spare(call: Call, cluster: Cluster, lon
 
 
 def test_cut_network_ends_the_ranks_on_both_sides(call: Call, cluster: Cluster, long_run: Start) -> None:
-    run = long_run("cut", "--nodes", "lwt1,lwt2", "--min-nodes", "1")
+    run = long_run("cut", "--nodes", "lwt1,lwt2", "--min-nodes", "1", lease_s=SHORT_LEASE_S)
     run.reaches(4)
     fault = time.time()
     cluster.hosts[1].cut()
     assert run.recovers(2, fault) < RECOVERY_S
     assert run.supervision()["active"] == ["lwt1"]
-    wait_for(lambda: empty(cluster.hosts[1], run), "end of the ranks on the host that is cut off", 60)
-    assert time.time() - fault < 60
+    wait_for(lambda: empty(cluster.hosts[1], run), "end of the ranks on the host that is cut off", 60 * busy())
+    assert time.time() - fault < 60 * busy()
     end(call, run)
 
 
 def test_frozen_host_is_left_and_ends_its_ranks_when_it_wakes(call: Call, cluster: Cluster, long_run: Start) -> None:
     """The hardest one: connections stay open and nobody answers. With the lease that users have."""
-    run = long_run("frozen", "--nodes", "lwt1,lwt2", "--spares", "lwt3", lease_s="")
+    run = long_run("frozen", "--nodes", "lwt1,lwt2", "--spares", "lwt3")
     run.reaches(4)
     fault = time.time()
     cluster.hosts[1].freeze()
     assert run.recovers(2, fault) < RECOVERY_S
     assert run.supervision()["active"] == ["lwt1", "lwt3"]
     cluster.hosts[1].thaw()
-    wait_for(lambda: empty(cluster.hosts[1], run), "end of the ranks on the host that woke", 30)
+    wait_for(lambda: empty(cluster.hosts[1], run), "end of the ranks on the host that woke", 30 * busy())
     end(call, run)
 
 
@@ -110,7 +110,7 @@ def test_hung_rank_leaves_its_stack_and_the_budget_ends_the_run(cluster: Cluster
     run = long_run("hang", "--nodes", "lwt1,lwt2", "--hang-timeout", "5", "--restarts", "0")
     run.reaches(4)
     rank_on(cluster.hosts[1], run.folder).send_signal(signal.SIGSTOP)
-    _, errors = run.process.communicate(timeout=60)
+    _, errors = run.process.communicate(timeout=60 * busy())
     assert run.process.returncode == 1
     assert "hang: rank" in errors
     assert "budget of 0 restart(s) is used up" in errors
@@ -132,9 +132,9 @@ def test_a_run_ends_well_without_the_ssh_daemon(
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_for((shared / "runs/nossh/metrics.jsonl").exists, "first step", 60)
+    wait_for((shared / "runs/nossh/metrics.jsonl").exists, "first step", 60 * busy())
     cluster.hosts[1].ssh("systemctl stop ssh", check=False)
-    output, errors = process.communicate(timeout=90)
+    output, errors = process.communicate(timeout=90 * busy())
     assert process.returncode == 0, errors
     assert json.loads(output)["steps"] == 20
     assert not cluster.hosts[1].processes_of_run(shared / "runs/nossh")
@@ -148,7 +148,7 @@ def test_a_full_disk_is_said_and_not_tried_again(cluster: Cluster, shared: Path,
         while True:
             ballast.write(b"x" * 4096)
     try:
-        _, errors = run.process.communicate(timeout=60)
+        _, errors = run.process.communicate(timeout=60 * busy())
     finally:
         (shared / "small" / "ballast").unlink()
     assert run.process.returncode == 2, errors
@@ -160,7 +160,7 @@ def test_a_full_disk_is_said_and_not_tried_again(cluster: Cluster, shared: Path,
 
 def test_stop_before_the_first_step_starts_nothing_again(call: Call, cluster: Cluster, long_run: Start) -> None:
     run = long_run("early", "--nodes", "lwt1,lwt2")
-    wait_for(lambda: run.supervision().get("phase") == "running", "start of the agents", 60)
+    wait_for(lambda: run.supervision().get("phase") == "running", "start of the agents", 60 * busy())
     end(call, run)
     assert run.process.returncode == 130
     assert run.supervision()["attempt"] == 1

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.hosts.cluster import Cluster
-from tests.system.hosts.conftest import LongRun, rank_on
+from tests.system.hosts.conftest import LongRun, busy, rank_on
 from training.records import RunFolder
 
 pytestmark = pytest.mark.system
@@ -40,11 +40,11 @@ def test_meeting_port_that_breaks_in_mid_run(cluster: Cluster, long_run: Callabl
     cluster.hosts[1].ssh(block)
     try:
         began = time.time()
-        _, errors = run.process.communicate(timeout=90)
+        _, errors = run.process.communicate(timeout=90 * busy())
     finally:
         cluster.hosts[1].ssh(block.replace("add", "del"))
     assert run.process.returncode == 0, errors + run.diagnosis()
-    assert time.time() - began < 60, run.diagnosis()
+    assert time.time() - began < 60 * busy(), run.diagnosis()
     assert run.folder.read_state().phase == "finished"
     assert run.supervision()["attempt"] == 1
     assert not any(host.processes_of_run(run.folder.path) for host in cluster.hosts)

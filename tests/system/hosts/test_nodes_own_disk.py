@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.hosts.cluster import Cluster, Host
-from tests.system.hosts.conftest import LongRun, wait_for
+from tests.system.hosts.conftest import LongRun, busy, wait_for
 
 pytestmark = pytest.mark.system
 Call = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -46,12 +46,12 @@ def test_full_during_the_run_does_no_harm(
     assert small_own_disk.ssh("df --output=avail /root/.loopworks | tail -1").stdout.strip() == "0"
     before = run.step()
     # Longer than a rank may be silent: its heartbeats go on.
-    wait_for(lambda: heartbeats_go_on(small_own_disk, run), "heartbeats on the full disk", 20, run.diagnosis)
+    wait_for(lambda: heartbeats_go_on(small_own_disk, run), "heartbeats on the full disk", 20 * busy(), run.diagnosis)
     run.reaches(before + 20)
     assert run.supervision()["attempt"] == 1
     stopped = call("stop", "--dir", str(run.runs), "--run", "owndisk")
     assert stopped.returncode == 0, stopped.stderr
-    assert run.process.wait(30) == 130
+    assert run.process.wait(30 * busy()) == 130
     assert run.folder.read_state().phase == "stopped", "it saved and left by itself"
     assert not any(host.processes_of_run(run.folder.path) for host in cluster.hosts)
 

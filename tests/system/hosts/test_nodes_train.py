@@ -89,7 +89,7 @@ def test_odd_values_reach_the_ranks_and_stop_leaves_nothing(
     stopped = call("stop", "--dir", str(run.runs), "--run", "odd")
     assert stopped.returncode == 0, stopped.stderr
     assert "nothing of it is left on lwt1, lwt2" in stopped.stdout
-    _, errors = run.process.communicate(timeout=30)
+    _, errors = run.process.communicate(timeout=30 * busy())
     assert run.process.returncode == 130
     assert "fab resume" in errors
     assert run.folder.read_state().phase == "stopped"
@@ -105,11 +105,11 @@ def test_odd_values_reach_the_ranks_and_stop_leaves_nothing(
 
     before = run.step()
     again = run.call("resume", "--dir", str(run.runs), "--run", "odd")
-    wait_for(lambda: run.step() > before + 1, "a step after the resume", 60, run.diagnosis)
+    wait_for(lambda: run.step() > before + 1, "a step after the resume", 60 * busy(), run.diagnosis)
     assert rank_on(cluster.hosts[1], run.folder).environ()["ODD"] == ODD, "it goes on as it was started"
     stopped = call("stop", "--dir", str(run.runs), "--run", "odd")
     assert stopped.returncode == 0, stopped.stderr
-    _, errors = again.communicate(timeout=30)
+    _, errors = again.communicate(timeout=30 * busy())
     assert again.returncode == 130, errors
     assert "torchrun" in call("logs", "--dir", str(run.runs), "--node", "lwt2").stdout
 
