@@ -33,6 +33,7 @@ from training.phases import PhaseClock, seconds_by_phase
 from training.records import MetricsRecord, RunFolder, RunState
 
 STEPS_A_ROUND, MICRO_STEPS = 20, 4
+LIMIT = 0.005
 SCRAPE_INTERVAL_S, USUAL_INTERVAL_S = 0.5, 15.0
 
 
@@ -148,6 +149,8 @@ def measure(units: int, callbacks: Sequence[Callback], address: str, options: ar
     print(
         f"page: {page_s * 1000:.1f} ms a scrape; each {USUAL_INTERVAL_S:.0f} s: {page_s / USUAL_INTERVAL_S:.4%} of time"
     )
+    whole = (call_s + mark_s) / step_s + page_s / USUAL_INTERVAL_S
+    print(f"together, at a scrape each {USUAL_INTERVAL_S:.0f} s: {whole:.2%} of step time (limit {LIMIT:.1%})")
     hanging = [socket.create_connection(_split(address)) for _ in range(MAX_CLIENTS)]
     plain, held = one_round(units, (), first), one_round(units, callbacks, first)
     print(f"with {MAX_CLIENTS} hanging clients: {held / plain - 1:+.2%} (one round)")
