@@ -16,7 +16,7 @@ from tests.vm.image import image
 from tests.vm.machine import ADMIN, BLANK_DISK_BYTES, Machines, running
 
 TOOLS = ("qemu-system-x86_64", "mmdebstrap", "mke2fs", "ip", "ssh-keygen")
-NETWORK = "10.89.0"
+NETWORK = "10.85.0"
 VOLUME = "vol-0123456789abcdef0"
 # The head has the data disk of an AWS stack, the node has three local disks, of which one will carry something.
 DISKS = [{VOLUME.replace("-", ""): BLANK_DISK_BYTES}, {"local1": BLANK_DISK_BYTES, "local2": BLANK_DISK_BYTES}]

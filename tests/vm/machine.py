@@ -76,7 +76,7 @@ class Machine:
         command = ["qemu-system-x86_64", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"]
         command += ["-m", str(MEMORY_MIB), "-display", "none", "-monitor", "none", "-serial", "stdio"]
         command += ["-kernel", str(image.kernel), "-initrd", str(image.initrd)]
-        command += ["-append", "root=/dev/vda rw console=ttyS0 net.ifnames=0 rootdelay=300 quiet"]
+        command += ["-append", "root=/dev/vda rw console=ttyS0 net.ifnames=0 rootdelay=300"]
         # By -device all: in this order the kernel names them, the root disk first.
         for serial in ("disk", *self.disks):
             command += ["-drive", f"file={self.folder}/{serial}.img,if=none,id={serial},format=raw,cache=unsafe"]
