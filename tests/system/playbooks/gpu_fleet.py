@@ -36,7 +36,7 @@ class Fleet:
         text = self.run(kind, "dpkg-query -W -f '${db:Status-Abbrev} ${Package} ${Version}\\n'")
         rows = [line.split() for line in text.splitlines()]
         ours = re.compile("nvidia|cuda|datacenter")
-        return {row[1]: row[2] for row in rows if row[0] == "ii" and ours.search(row[1])}
+        return {row[1]: row[2] for row in rows if row[0][1:2] == "i" and ours.search(row[1])}
 
     def run(self, kind: str, command: str) -> str:
         """Standard output of a command on a host."""
