@@ -18,6 +18,9 @@ BARE = (
 # What the roles install on these hosts; apt adds what these need.
 PACKAGES = (
     "chrony",
+    "numactl",
+    "pciutils",
+    "rsync",
     "nftables",
     "rdma-core",
     "ibverbs-utils",
