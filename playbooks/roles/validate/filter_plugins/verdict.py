@@ -63,10 +63,11 @@ def verdict_table(findings: dict[str, Any], lost: list[str], skipped: dict[str, 
     fit = [name for name, found in findings.items() if is_fit(found)]
     unfit = len(findings) - len(fit) + len(lost)
     lines.append(f"fit to train: {_names(fit) or 'none'}" + (f"; unfit: {unfit}" if unfit else ""))
-    return lines + _left_out(skipped)
+    return lines + left_out(skipped)
 
 
-def _left_out(skipped: dict[str, list[str]]) -> list[str]:
+def left_out(skipped: dict[str, list[str]]) -> list[str]:
+    """Returns a line for each thing that was left out, with the nodes that do without it."""
     by_reason: dict[str, list[str]] = defaultdict(list)
     for name, reasons in skipped.items():
         for reason in reasons:
@@ -93,5 +94,6 @@ class FilterModule:
             "bandwidth_group": bandwidth_group,
             "is_fit": is_fit,
             "lasting": lasting,
+            "left_out": left_out,
             "verdict_table": verdict_table,
         }
