@@ -8,7 +8,7 @@ CONSTRAINTS := constraints/$(PLATFORM).txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
 
-.PHONY: help train test lint format golden infra-demo pins install dev clean
+.PHONY: help train test test-vm lint format golden infra-demo wheelhouse pins install dev clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,6 +36,12 @@ golden: install  ## compare the model with the reference numbers
 
 infra-demo: dev  ## run the AWS program against a local stand-in: plan, resources, inventory, cost, destroy
 	@$(BIN)/python -m tests.infra_engine.demo $(ARGS)
+
+test-vm: dev  ## what needs a kernel of its own: limits, modules, NFS, reboots, in QEMU (minutes; root)
+	@$(BIN)/python -m pytest tests/vm $(ARGS)
+
+wheelhouse: $(BIN)/python  ## wheels for nodes without a way to an index (playbooks/roles/python)
+	@$(PIP) wheel --quiet -c $(CONSTRAINTS) -w wheelhouse '.[nodes]'
 
 pins: dev  ## write constraints/common.txt from what is installed here (after all tests have passed)
 	@echo "# Tested together on Python 3.11; written by make pins." > constraints/common.txt
