@@ -22,7 +22,7 @@ def ruleset(bare: BareCluster) -> str:
 @pytest.fixture
 def before(site: Ansible, bare: BareCluster) -> str:
     """The rules of the third host, in force whether or not the whole site was applied before."""
-    outcome = site.play("firewall.yml", "--limit", bare.hosts[2].name)
+    outcome = site.play("base.yml", "firewall.yml", "--limit", bare.hosts[2].name)
     assert outcome.returncode == 0, outcome.output[-3000:]
     return ruleset(bare)
 
