@@ -34,9 +34,8 @@ LIMITS = {
     "limit:node_report_seconds": 3,
 }
 FACTOR = 120
-# The longest windows are shortened more; those in which a run has to start four times, or to do several steps on a busy
-# machine, less.
-FACTORS = {"TrainingLossNotFalling": 480, "RunRestarting": 10, "run:phase:ratio5m": 40}
+# The longest windows are shortened more; those in which a busy machine has to do several steps, less.
+FACTORS = {"TrainingLossNotFalling": 480, "run:phase:ratio5m": 40}
 # Numbers within expressions that are times.
 TIMES = {"train_wall_seconds > 7200": "train_wall_seconds > 60"}
 

@@ -2,7 +2,7 @@
 
 slow_data  rank 0 waits for each batch            spike     the learning rate is far too high for a while
 slow_rank  rank 1 is late at each step            collapse  weights with which all tokens have one state
-two_nodes  each rank is a node of its own         memory    too little memory for more than two sequences at a time
+two_nodes  each rank is a node of its own
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from training.observers import SaveRequests, observers
 
 FAULTS = os.environ.get("MONITORING_FAULT", "").split(",")
 RANK = int(os.environ["RANK"])
-# Time enough for Prometheus to see the run before it is short of memory.
-SOON_S = 2.0
 SPIKE_AT, SPIKE_STEPS = 110, 80
 spiked: list[int] = []
 
@@ -49,12 +47,6 @@ class ObservedTrainer(trainer_module.Trainer):
                 request_save=rest["flag"].request_save,
             )
         super().__init__(config, rank, engine, dataset, run, callbacks=callbacks, **rest)
-
-    def train_step(self, *arguments: Any) -> Any:
-        self.first_step = getattr(self, "first_step", time.monotonic())
-        if "memory" in FAULTS and self.engine.settings.micro_batch > 2 and time.monotonic() - self.first_step > SOON_S:
-            raise MemoryError
-        return super().train_step(*arguments)
 
     def _micro_steps(self, *arguments: Any) -> Any:
         if "slow_rank" in FAULTS and RANK == 1:

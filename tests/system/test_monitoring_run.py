@@ -157,13 +157,6 @@ def test_a_run_that_does_not_learn_is_told_and_a_full_disk_is(layout: Layout, co
     wait_for(lambda: "DiskFull" not in firing(layout), "end of the alert")
 
 
-def test_a_run_that_starts_again_and_again_is_told(layout: Layout, config: Path) -> None:
-    run = RunFolder(layout.runs_dir / "short")
-    with training(config, run, "model.width=64", NO_SAMPLES, fault="memory"):
-        wait_for_alerts(layout, faults.RUN_WITHOUT_MEMORY, run="short")
-    assert query(layout, 'train_restarts_total{run="short", reason="out_of_memory"} >= 3')
-
-
 def test_a_slow_rank_is_told_by_its_node_and_not_by_the_network(layout: Layout, config: Path, tmp_path: Path) -> None:
     """Two ranks, each on a node of its own with a fabric that is idle; that of rank 1 is late at each step."""
 
