@@ -24,7 +24,7 @@ pytestmark = pytest.mark.system
 SSH, REDIS, BOARDS = 22, 6379, 8888
 # What listens on a head or a node and is nobody else's business.
 INSIDE = (9090, 9093, 9100, 3000, 29500)
-NODE_UNITS = ("ssh", "nftables", "prometheus-node-exporter")
+NODE_UNITS = ("ssh", "loopworks-firewall", "prometheus-node-exporter")
 HEAD_UNITS = (*NODE_UNITS, "redis-server", "prometheus", "prometheus-alertmanager", "nginx")
 
 
@@ -215,7 +215,10 @@ def test_bad_input_is_refused_before_any_host_is_touched(
             }
         }
     }
-    outcome = Ansible(tmp_path, json.dumps(inventory)).play("site.yml")
-    assert outcome.returncode != 0
-    assert message in outcome.output
-    assert set(outcome.hosts) == {"localhost"}
+    ansible = Ansible(tmp_path, json.dumps(inventory))
+    for arguments, looked_at in (((), "localhost"), (("--limit", "g"), "g")):
+        outcome = ansible.play("site.yml", *arguments)
+        assert outcome.returncode != 0
+        assert message in outcome.output
+        assert set(outcome.hosts) == {looked_at}
+        assert outcome.hosts[looked_at][2] == 0, "nobody tried to reach it"
