@@ -160,8 +160,8 @@ def test_a_run_that_does_not_learn_is_told_and_a_full_disk_is(layout: Layout, co
 def test_a_slow_rank_is_told_by_its_node_and_not_by_the_network(layout: Layout, config: Path, tmp_path: Path) -> None:
     """Two ranks, each on a node of its own with a fabric that is idle; that of rank 1 is late at each step."""
 
-    def told_of_this_run() -> set[str]:
-        return {alert for alert in faults.UNEVEN_RUN if nodes_told(layout, alert)}
+    def told() -> dict[str, set[str]]:
+        return {alert: nodes_told(layout, alert) for alert in faults.UNEVEN_RUN}
 
     run = RunFolder(layout.runs_dir / "uneven")
     folders = {"n0": tmp_path / "textfile", "n1": tmp_path / "textfile-1"}
@@ -174,9 +174,9 @@ def test_a_slow_rank_is_told_by_its_node_and_not_by_the_network(layout: Layout, 
             stack.enter_context(node_exporter(layout, node, folder, cluster="local"))
         uneven = (f"monitoring.textfile_dir={folders['n0']}", "checkpoint.interval_steps=5")
         stack.enter_context(training(config, run, *uneven, fault="slow_rank,two_nodes"))
-        wait_for(lambda: faults.UNEVEN_RUN.keys() <= told_of_this_run(), "alerts about node and network", 180)
+        wait_for(lambda: told() == faults.UNEVEN_RUN, "alerts about node and network, and no others", 180)
         wait_for(lambda: faults.UNEVEN_RUN.keys() <= active_alerts(layout), "alerts at Alertmanager")
-    assert {alert: nodes_told(layout, alert) for alert in faults.UNEVEN_RUN} == faults.UNEVEN_RUN
+    assert told() == faults.UNEVEN_RUN
 
 
 def test_a_node_that_has_fallen_silent_is_told(layout: Layout) -> None:
