@@ -74,9 +74,10 @@ class Machine:
     def boot(self, image: Image) -> None:
         """Starts the machine; `wait` tells when it answers."""
         command = ["qemu-system-x86_64", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"]
-        command += ["-m", str(MEMORY_MIB), "-display", "none", "-monitor", "none", "-serial", "stdio"]
+        command += ["-m", str(MEMORY_MIB), "-display", "none", "-monitor", "none"]
+        command += ["-serial", f"file:{self.folder}/console.log"]
         command += ["-kernel", str(image.kernel), "-initrd", str(image.initrd)]
-        command += ["-append", "root=/dev/vda rw console=ttyS0 net.ifnames=0 rootdelay=300"]
+        command += ["-append", "root=/dev/vda rw console=ttyS0 net.ifnames=0"]
         # By -device all: in this order the kernel names them, the root disk first.
         for serial in ("disk", *self.disks):
             command += ["-drive", f"file={self.folder}/{serial}.img,if=none,id={serial},format=raw,cache=unsafe"]
@@ -84,7 +85,7 @@ class Machine:
         command += ["-netdev", f"tap,id=net,ifname={self.tap},script=no,downscript=no"]
         command += ["-device", f"virtio-net-pci,netdev=net,mac=52:54:00:4c:57:{self.index:02x}"]
         command += ["-device", "virtio-rng-pci"]
-        with (self.folder / "console.log").open("ab") as log:
+        with (self.folder / "qemu.log").open("ab") as log:
             self._qemu = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
