@@ -17,14 +17,14 @@ train: install  ## train the demo here (ARGS="--set training.max_steps=1000" cha
 	@$(BIN)/fab train $(ARGS)
 
 test: dev  ## run all tests (ARGS="-k name" selects)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
 
 lint: dev  ## ruff, mypy, import-linter, ansible-lint
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@PATH="$(abspath $(BIN)):$$PATH" ansible-lint --nocolor playbooks
+	@PATH="$(abspath $(BIN)):$$PATH" ansible-lint -q --nocolor playbooks
 
 format: dev  ## format the sources
 	@$(BIN)/ruff format .

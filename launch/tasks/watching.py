@@ -34,12 +34,19 @@ def monitor(
         "run": "name of the run (default: the newest)",
         "out": "file (default: report.html in the run's folder)",
         "dir": "folder of the runs",
+        "prometheus": "address of a Prometheus that watched the run (default: that of a running fab monitor)",
     }
 )
 @exits_cleanly
-def report(c: Context, run: str | None = None, out: str | None = None, dir: str = "runs") -> None:  # noqa: A002
+def report(
+    c: Context,
+    run: str | None = None,
+    out: str | None = None,
+    dir: str = "runs",  # noqa: A002
+    prometheus: str | None = None,
+) -> None:
     """Write one self-contained HTML page about a run."""
     from launch.report import write_report
     from launch.runs import find_run
 
-    print(write_report(find_run(dir, run), out))
+    print(write_report(find_run(dir, run), out, prometheus))

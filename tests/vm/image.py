@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.system.hosts.tree import _sources, _suite, cache_directory
+from tests.system.hosts.tree import cache_directory, sources, suite
 
 # A kernel and what it needs to come up, sshd and Python for Ansible, and what the roles under test install: machines
 # need no network of the outside.
@@ -54,9 +54,7 @@ def _build(folder: Path) -> None:
     command = ["mmdebstrap", "--variant=minbase", f"--include={','.join(PACKAGES.split())}"]
     command += ["--aptopt=Acquire::Languages none", "--aptopt=Acquire::Check-Valid-Until false"]
     command += [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("man", "doc", "locale")]
-    subprocess.run(
-        [*command, _suite(), str(tree), *_sources()], check=True, capture_output=True, timeout=BUILD_TIMEOUT_S
-    )
+    subprocess.run([*command, suite(), str(tree), *sources()], check=True, capture_output=True, timeout=BUILD_TIMEOUT_S)
     _settle(tree)
     shutil.copy(next((tree / "boot").glob("vmlinuz-*")), folder / "vmlinuz")
     shutil.copy(next((tree / "boot").glob("initrd.img-*")), folder / "initrd")

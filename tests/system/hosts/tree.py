@@ -48,7 +48,7 @@ def _build(tree: Path, packages: str) -> None:
     command += ["--aptopt=Acquire::Check-Valid-Until false"]
     command += [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("man", "doc", "locale")]
     # This machine's own sources: what CI installs from.
-    command += [_suite(), str(tree), *_sources()]
+    command += [suite(), str(tree), *sources()]
     subprocess.run(command, check=True, capture_output=True, timeout=600)
     for unit in MASKED:
         (tree / "etc/systemd/system" / unit).symlink_to("/dev/null")
@@ -60,12 +60,14 @@ def _build(tree: Path, packages: str) -> None:
         (tree / name).unlink(missing_ok=True)
 
 
-def _suite() -> str:
+def suite() -> str:
+    """Returns the code name of this machine's Debian."""
     facts = dict(line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
     return facts["VERSION_CODENAME"].strip('"')
 
 
-def _sources() -> list[str]:
+def sources() -> list[str]:
+    """Returns the files that this machine's own apt reads."""
     places = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]
     return [
         str(path) for path in places if path.suffix in (".list", ".sources") and path.exists() and path.stat().st_size

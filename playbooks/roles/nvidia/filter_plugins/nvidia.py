@@ -20,6 +20,7 @@ OWN_PACE = ("nvidia-settings", "nvidia-modprobe", "libxnvctrl0")
 PINS = ("linux-modules-nvidia-", "nvidia-driver-pinning-")
 # Exporters first, the daemon that keeps the module loaded last.
 STOP_ORDER = (
+    "nvidia-dcgm-exporter",
     "dcgm-exporter",
     "prometheus-dcgm-exporter",
     "nvidia-dcgm",

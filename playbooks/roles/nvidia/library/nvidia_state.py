@@ -38,6 +38,7 @@ state:
 
 UNITS = (
     "dcgm-exporter",
+    "nvidia-dcgm-exporter",  # the unit of the role monitoring
     "prometheus-dcgm-exporter",
     "nvidia-dcgm",
     "nvidia-fabricmanager",

@@ -9,7 +9,7 @@ KEY_PREFIXES = ("ssh-", "ecdsa-", "sk-")
 
 
 def public_keys(items: list[str]) -> list[str]:
-    """Keys, each once; an item that is no key is a file on the controller. Raises ValueError for a file without keys."""
+    """Keys, each once; an item that is no key is a file on the controller. Raises ValueError where it has no keys."""
     keys = []
     for item in items:
         text = item if item.startswith(KEY_PREFIXES) else Path(item).expanduser().read_text(encoding="utf-8")
