@@ -16,6 +16,9 @@ import psutil
 
 CGROUPS = Path("/sys/fs/cgroup")
 BOOT_TIMEOUT_S = 60
+# Every systemd takes about ten of these, and all hosts count as one user: with the usual 128 a dozen hosts do not boot.
+INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
+INOTIFY_INSTANCES = 1024
 # nspawn ends with 133 when the host reboots itself, and whoever started it has to start it again.
 REBOOTING = 'while "$@"; [ $? -eq 133 ]; do :; done'
 
@@ -191,6 +194,7 @@ class Cluster:
         self.key = state / "id_ed25519"
         self.ssh_config = state / "ssh_config"
         self.known_hosts = state / "known_hosts"
+        self._inotify_before: int | None = None
         self.hosts = [self.host_class(self, index) for index in range(1, count + 1)]
 
     def up(self) -> None:
@@ -198,13 +202,16 @@ class Cluster:
         self.state.mkdir(parents=True, exist_ok=True)
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key))
         self._clear_network()
+        if int(INOTIFY.read_text()) < INOTIFY_INSTANCES:
+            self._inotify_before = int(INOTIFY.read_text())
+            INOTIFY.write_text(str(INOTIFY_INSTANCES))
         _run("ip", "link", "add", self.bridge, "type", "bridge")
         _run("ip", "addr", "add", f"{self.network}.1/24", "dev", self.bridge)
         _run("ip", "link", "set", self.bridge, "up")
         for host in self.hosts:
             host.create()
         self.write_known_hosts()
-        self.ssh_config.write_text("".join(self._ssh_section(host) for host in self.hosts))
+        self.ssh_config.write_text("".join(self.ssh_section(host) for host in self.hosts))
         for host in self.hosts:
             host.boot()
         for host in self.hosts:
@@ -226,7 +233,8 @@ class Cluster:
         """Returns /etc/hosts: every host can name every other one."""
         return "127.0.0.1 localhost\n" + "".join(f"{host.address} {host.name}\n" for host in self.hosts)
 
-    def _ssh_section(self, host: Host) -> str:
+    def ssh_section(self, host: Host) -> str:
+        """Returns what stands in ssh_config about a host."""
         lines = [f"Host {host.name}", f"HostName {host.address}", "User root", f"IdentityFile {self.key}"]
         lines += ["IdentitiesOnly yes", f"UserKnownHostsFile {self.known_hosts}", "StrictHostKeyChecking yes"]
         return "\n  ".join(lines) + "\n"
@@ -235,6 +243,8 @@ class Cluster:
         """Removes everything; safe to call after a failure half-way."""
         for host in self.hosts:
             host.remove()
+        if self._inotify_before is not None:
+            INOTIFY.write_text(str(self._inotify_before))
         _run("ip", "link", "del", self.bridge, check=False)
         deadline = time.monotonic() + 5
         while not all(_remove_groups(folder / self.name) for folder in _hierarchies()):

@@ -56,8 +56,8 @@ class BareCluster(Cluster):
         """Returns /etc/hosts as an installer leaves it: without the others."""
         return "127.0.0.1 localhost\n"
 
-    def _ssh_section(self, host: Host) -> str:
-        return super()._ssh_section(host).replace("User root", f"User {ADMIN}")
+    def ssh_section(self, host: Host) -> str:
+        return super().ssh_section(host).replace("User root", f"User {ADMIN}")
 
     def inventory(self, groups: dict[str, list[Host]], variables: dict[str, object]) -> str:
         """Returns an inventory in YAML: how Ansible reaches the hosts, with strict host keys, and the variables."""

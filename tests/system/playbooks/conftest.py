@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ import pytest
 from tests.system.conftest import CHECKOUT
 from tests.system.hosts.cluster import running
 from tests.system.hosts.tree import cache_directory
-from tests.system.playbooks.ansible import Ansible
-from tests.system.playbooks.bare import BareCluster
+from tests.system.playbooks.ansible import Ansible, Outcome
+from tests.system.playbooks.bare import BareCluster, BareHost
 from tests.system.playbooks.mirror import bare_tree, mirror
 
 TOOLS = ("systemd-nspawn", "mmdebstrap", "ip", "ssh-keygen", "dpkg-scanpackages")
@@ -64,6 +65,11 @@ def bare(tmp_path_factory: pytest.TempPathFactory, wheelhouse: Path) -> Iterator
 @pytest.fixture(scope="session")
 def site(bare: BareCluster, wheelhouse: Path, tmp_path_factory: pytest.TempPathFactory) -> Ansible:
     """Ansible over the three hosts, with an inventory as a small private cluster would have it."""
+    return Ansible(tmp_path_factory.mktemp("site"), site_inventory(bare, wheelhouse))
+
+
+def site_inventory(bare: BareCluster, wheelhouse: Path) -> str:
+    """The inventory of all hosts that there are: the first is the head."""
     head, *nodes = bare.hosts
     variables: dict[str, object] = {
         "loopworks_cluster": "ci",
@@ -74,5 +80,30 @@ def site(bare: BareCluster, wheelhouse: Path, tmp_path_factory: pytest.TempPathF
         "python_wheelhouse": str(wheelhouse),
         "python_compile": False,  # saves half a minute a host; the first start pays for what it imports
     }
-    inventory = bare.inventory({"head": [head], "gpu_nodes": nodes}, variables)
-    return Ansible(tmp_path_factory.mktemp("site"), inventory)
+    return bare.inventory({"head": [head], "gpu_nodes": nodes}, variables)
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What the first runs over bare hosts said."""
+
+    blank: Outcome
+    before: str
+    first: Outcome
+
+
+def etc(host: BareHost) -> str:
+    """Names, sizes and times of everything in /etc, and the accounts."""
+    return host.ssh("find /etc -type f -printf '%p %s %T@\\n' | sort; getent passwd").stdout
+
+
+@pytest.fixture(scope="session")
+def applied(site: Ansible, bare: BareCluster) -> Applied:
+    """Check mode on blank hosts, then the real thing."""
+    node = bare.hosts[1]
+    before = etc(node)
+    blank = site.play("site.yml", "--check", "--diff")
+    after = etc(node)
+    first = site.play("site.yml")
+    assert first.returncode == 0, first.output[-6000:]
+    return Applied(blank, "" if before == after else f"{before}\n---\n{after}", first)

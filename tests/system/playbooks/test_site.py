@@ -9,15 +9,14 @@ import subprocess
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.system.conftest import TINY
-from tests.system.playbooks.ansible import Ansible, Outcome
+from tests.system.playbooks.ansible import Ansible
 from tests.system.playbooks.bare import BareCluster, BareHost
-from tests.system.playbooks.conftest import NETWORK, PEOPLE, WORLD
+from tests.system.playbooks.conftest import NETWORK, PEOPLE, WORLD, Applied
 from training.records import RunFolder
 
 pytestmark = pytest.mark.system
@@ -27,32 +26,6 @@ SSH, REDIS, BOARDS = 22, 6379, 8888
 PORTS = (SSH, REDIS, BOARDS, 9090, 9093, 9100, 3000, 29500)
 NODE_UNITS = ("ssh", "loopworks-firewall", "prometheus-node-exporter")
 HEAD_UNITS = (*NODE_UNITS, "redis-server", "prometheus", "prometheus-alertmanager", "nginx")
-
-
-@dataclass(frozen=True)
-class Applied:
-    """What the first runs over bare hosts said."""
-
-    blank: Outcome
-    before: str
-    first: Outcome
-
-
-def etc(host: BareHost) -> str:
-    """Names, sizes and times of everything in /etc, and the accounts."""
-    return host.ssh("find /etc -type f -printf '%p %s %T@\\n' | sort; getent passwd").stdout
-
-
-@pytest.fixture(scope="session")
-def applied(site: Ansible, bare: BareCluster) -> Applied:
-    """Check mode on blank hosts, then the real thing."""
-    node = bare.hosts[1]
-    before = etc(node)
-    blank = site.play("site.yml", "--check", "--diff")
-    after = etc(node)
-    first = site.play("site.yml")
-    assert first.returncode == 0, first.output[-6000:]
-    return Applied(blank, "" if before == after else f"{before}\n---\n{after}", first)
 
 
 def as_trainer(head: BareHost, command: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
