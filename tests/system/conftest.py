@@ -28,25 +28,6 @@ run: {{dir: {runs}}}
 Fab = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-# Hosts have fixed names and addresses: what uses the same ones runs in one worker.
-HOSTS = {
-    "hosts/": "lwt",
-    "playbooks/test_site": "lwp",
-    "playbooks/test_gpu": "lwg",
-    "playbooks/test_upgrade": "lwg",
-    "playbooks/": "lwr",
-}
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups the tests that share hosts."""
-    for item in items:
-        place = item.path.as_posix().partition("tests/system/")[2]
-        group = next((name for beginning, name in HOSTS.items() if place.startswith(beginning)), None)
-        if group:
-            item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(scope="session")
 def tiny_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of a few hundred sequences, made by the real pipeline from this project's own documents."""
