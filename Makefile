@@ -8,7 +8,7 @@ CONSTRAINTS := constraints/$(PLATFORM).txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
 
-.PHONY: help train test test-vm lint format golden infra-demo wheelhouse pins install dev clean
+.PHONY: help train test test-here test-hosts test-vm lint format golden infra-demo wheelhouse pins install dev clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -16,8 +16,20 @@ help:  ## show this list
 train: install  ## train the demo here (ARGS="--set training.max_steps=1000" changes it)
 	@$(BIN)/fab train $(ARGS)
 
-test: dev  ## run all tests (ARGS="-k name" selects)
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
+test: dev  ## run all tests, in two halves at once (ARGS="-k name" selects, and runs one after the other)
+ifeq ($(strip $(ARGS)),)
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going test-here test-hosts
+else
+	@$(BIN)/python -m pytest $(ARGS)
+endif
+
+HOST_TESTS := tests/system/hosts tests/system/playbooks
+
+test-here: dev  ## the half of the tests that needs no test hosts
+	@$(BIN)/python -m pytest $(HOST_TESTS:%=--ignore %)
+
+test-hosts: dev  ## the half on test hosts, which mostly waits
+	@$(BIN)/python -m pytest $(HOST_TESTS)
 
 lint: dev  ## ruff, mypy, import-linter, ansible-lint
 	@$(BIN)/ruff check .

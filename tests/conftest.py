@@ -15,26 +15,8 @@ IN_CI = os.environ.get("CI", "").lower() == "true"
 # tests of Ctrl-C would wait in vain. Handlers are not inherited, so children then begin with the system's default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Test hosts have fixed names and addresses, servers on this machine fixed ports: what shares them runs in one worker.
-WORKERS = {
-    "system/hosts/": "lwt",
-    "system/playbooks/test_site": "lwp",
-    "system/playbooks/test_gpu": "lwg",
-    "system/playbooks/test_upgrade": "lwg",
-    "system/playbooks/": "lwr",
-}
-THIS_MACHINE = "here"
 # Ansible replaces it by a class when it is imported, and torch's compiler takes functions only.
 INTERN = sys.intern
-
-
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in its own hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups tests for `make test`, which runs two workers."""
-    for item in items:
-        place = item.path.as_posix().partition("/tests/")[2]
-        group = next((name for beginning, name in WORKERS.items() if place.startswith(beginning)), THIS_MACHINE)
-        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.hookimpl(tryfirst=True)
