@@ -19,9 +19,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 INTERN = sys.intern
 
 
+def pytest_collectstart() -> None:
+    """Undoes what importing Ansible's modules has done to this process, before the next test module is imported."""
+    sys.intern = INTERN
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Undoes what importing Ansible's modules has done to this process."""
+    """The same before each test."""
     sys.intern = INTERN
 
 
