@@ -12,8 +12,9 @@ import pytest
 from tests.system.hosts.cluster import Host
 from tests.system.playbooks.bare import BareCluster
 from tests.system.playbooks.efa_standin import Publisher
-from tests.system.playbooks.own_hosts import Play, own, play  # noqa: F401 (fixtures)
+from tests.system.playbooks.own_hosts import Play
 
+pytest_plugins = ("tests.system.playbooks.own_hosts",)
 pytestmark = pytest.mark.system
 ROOT = "/opt/fabric"
 EFA = {"vendor": "0x1d0f", "device": "0xefa2", "class": "0x020000"}

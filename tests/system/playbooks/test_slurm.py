@@ -9,8 +9,9 @@ import pytest
 
 from tests.system.hosts.cluster import Host
 from tests.system.playbooks.bare import BareCluster
-from tests.system.playbooks.own_hosts import Play, own, play  # noqa: F401 (fixtures)
+from tests.system.playbooks.own_hosts import Play
 
+pytest_plugins = ("tests.system.playbooks.own_hosts",)
 pytestmark = pytest.mark.system
 # A container sees the control groups of its host's kernel, in whichever version these are.
 CONTAINER: dict[str, Any] = {

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.system.playbooks.bare import BareCluster
-from tests.system.playbooks.own_hosts import Play, own, play  # noqa: F401 (fixtures)
+from tests.system.playbooks.own_hosts import Play
 
+pytest_plugins = ("tests.system.playbooks.own_hosts",)
 pytestmark = pytest.mark.system
 
 
