@@ -23,12 +23,13 @@ else
 	@$(BIN)/python -m pytest $(ARGS)
 endif
 
-HOST_TESTS := tests/system/hosts tests/system/playbooks
+# Halves of about the same length. What shares test hosts by name stands in one of them.
+HOST_TESTS := tests/system/hosts $(addprefix tests/system/playbooks/test_,site.py site_firewall.py site_nodes.py fabric.py slurm.py storage.py)
 
-test-here: dev  ## the half of the tests that needs no test hosts
+test-here: dev  ## the half of the tests that needs no cluster of test hosts
 	@$(BIN)/python -m pytest $(HOST_TESTS:%=--ignore %)
 
-test-hosts: dev  ## the half on test hosts, which mostly waits
+test-hosts: dev  ## the half on clusters of test hosts, which mostly waits
 	@$(BIN)/python -m pytest $(HOST_TESTS)
 
 lint: dev  ## ruff, mypy, import-linter, ansible-lint
