@@ -149,6 +149,7 @@ def test_a_node_that_does_not_answer_does_not_stop_the_others(
         outcome = site.play("base.yml", "-e", "ansible_timeout=5")
     finally:
         lost.mend()
+        lost.wait()
     assert outcome.returncode != 0
     assert outcome.hosts["lwp3"][2] == 1
     assert outcome.hosts["lwp1"][3] == outcome.hosts["lwp2"][3] == 0

@@ -16,7 +16,7 @@ SHUT = "}\nchain shut {\ntype filter hook input priority -10;\ntcp dport 22 ct s
 
 
 def ruleset(bare: BareCluster) -> str:
-    return bare.hosts[2].ssh("nft list table inet loopworks").stdout
+    return bare.hosts[2].ssh("nft --stateless list table inet loopworks").stdout
 
 
 @pytest.fixture
