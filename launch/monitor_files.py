@@ -47,6 +47,12 @@ class Layout:
     rules: Path = MONITORING / "rules"
     scrape_interval: str = "5s"
     retention: str = "30d"
+    other_runs_dirs: tuple[Path, ...] = ()
+
+    @property
+    def runs_dirs(self) -> tuple[Path, ...]:
+        """All folders of runs."""
+        return (self.runs_dir, *self.other_runs_dirs)
 
     @property
     def prometheus_url(self) -> str:
@@ -84,12 +90,13 @@ def local_config(base: dict[str, Any], layout: Layout) -> dict[str, Any]:
     config["alerting"]["alertmanagers"] = [
         {"static_configs": [{"targets": [f"127.0.0.1:{layout.ports.alertmanager}"]}]}
     ]
-    targets = {"training": layout.runs_dir / ".targets"}
+    targets = {"training": [runs_dir / ".targets" for runs_dir in layout.runs_dirs]}
     for job in config["scrape_configs"]:
         name = job["job_name"]
         if "file_sd_configs" in job:
-            folder = targets.get(name, layout.state_dir / "targets" / name)
-            job["file_sd_configs"] = [{"files": [str(folder / "*.json")], "refresh_interval": "5s"}]
+            folders = targets.get(name, [layout.state_dir / "targets" / name])
+            files = [str(folder / "*.json") for folder in folders]
+            job["file_sd_configs"] = [{"files": files, "refresh_interval": "5s"}]
         if name == "control":
             del job["file_sd_configs"]
             job["static_configs"] = [{"targets": [f"127.0.0.1:{layout.ports.control}"]}]
@@ -185,7 +192,8 @@ def write_files(layout: Layout) -> None:
         for name in FOLDERS:
             (state / name).mkdir(parents=True, exist_ok=True)
         # Prometheus notices new entries at once only in folders that were there when it started.
-        (layout.runs_dir / ".targets").mkdir(parents=True, exist_ok=True)
+        for runs_dir in layout.runs_dirs:
+            (runs_dir / ".targets").mkdir(parents=True, exist_ok=True)
         base = yaml.safe_load((MONITORING / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))
         files = {"prometheus.yml": yaml.safe_dump(local_config(base, layout), sort_keys=False)}
         alertmanager = (MONITORING / "alertmanager" / "alertmanager.yml").read_text(encoding="utf-8")

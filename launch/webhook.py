@@ -11,13 +11,14 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
 
-from launch.runs import LIVE, list_runs, observed_state
+from launch.run_metrics import seen_state
+from launch.runs import LIVE, list_runs
 
 MAX_MESSAGE_BYTES = 1 << 20
 CLIENT_TIMEOUT_S = 10.0
@@ -65,8 +66,10 @@ def drain_command(drainer: Drainer, node: str, reason: str) -> list[str] | None:
 class Actions:
     """Carries actions out, each alert's once, and tells what it did."""
 
-    def __init__(self, runs_dir: Path, state_dir: Path, drainer: Drainer, tell: Callable[[str], None]) -> None:
-        self._runs_dir, self._drainer, self._tell = runs_dir, drainer, tell
+    def __init__(
+        self, runs_dirs: Sequence[Path], state_dir: Path, drainer: Drainer, tell: Callable[[str], None]
+    ) -> None:
+        self._runs_dirs, self._drainer, self._tell = runs_dirs, drainer, tell
         self.drained = state_dir / "drained.jsonl"
         self._done: set[tuple[str, str]] = set()
 
@@ -84,8 +87,8 @@ class Actions:
         return lines
 
     def _checkpoint(self, action: Action) -> str:
-        for folder in list_runs(self._runs_dir):
-            if folder.name == action.target and observed_state(folder).phase in LIVE:
+        for folder in (run for runs_dir in self._runs_dirs for run in list_runs(runs_dir)):
+            if folder.name == action.target and seen_state(folder).phase in LIVE:
                 # Read by the run's rank 0 after its step (training/metrics.py, SaveRequests).
                 (folder.path / "save.request").write_text(action.reason + "\n", encoding="utf-8")
                 return f"{action.reason}: asked run {action.target} for a checkpoint"
@@ -172,6 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         except OSError as error:
             # Alertmanager tries again after a 5xx answer.
+            self.server.tell(f"an alert could not be served: {error.filename}: {error.strerror}")
             self.send_error(503, f"cannot be carried out now: {error.strerror}")
             return
         self.send_response(204)

@@ -8,25 +8,30 @@ from launch.tasks.exits import exits_cleanly
 
 
 @task(
+    iterable=["dir"],
     help={
-        "dir": "folder of the runs",
+        "dir": "folder of runs (default: runs); may be given several times",
         "state": "folder of its own data (default: DIR/.monitor)",
         "port-base": "first of five ports (default: 9090, 9093, 9402, 3000, 8888)",
         "drain": "what an alert that asks for a drain does: list, slurm or kubernetes",
-    }
+        "receiver-only": "start no programs: receive alerts and serve the state of the runs, on the third port",
+    },
 )
 @exits_cleanly
 def monitor(
     c: Context,
-    dir: str = "runs",  # noqa: A002
+    dir: list[str] | None = None,  # noqa: A002
     state: str | None = None,
     port_base: int = 0,
     drain: str = "list",
+    receiver_only: bool = False,
 ) -> None:
     """Start Prometheus and Alertmanager (and Grafana where there is one) over the runs; Ctrl-C ends them."""
     from launch.monitor import check_drainer, monitor_layout, run_monitor
+    from launch.receiver import run_receiver
 
-    run_monitor(monitor_layout(dir, state, port_base or None), check_drainer(drain))
+    run = run_receiver if receiver_only else run_monitor
+    run(monitor_layout(dir or ["runs"], state, port_base or None), check_drainer(drain))
 
 
 @task(

@@ -12,6 +12,7 @@ FULL_DISK = ("DiskFull", "CheckpointFailed")
 # The slow rank is on node n1. The run as a whole waits for the network, which carries nothing on either node.
 UNEVEN_RUN = {"NodeStraggler": {"n1"}, "NetworkBelowLineRate": {"n0", "n1"}}
 SILENT_NODE = ("NodeSilent",)
+RESTARTED_RUN = ("RunRestarting",)
 SICK_NODE = ("SpotNotice", "HealthCheckFailed", "FabricCountersMissing")
 DEAD_NODE = ("TargetDown",)
 
@@ -27,10 +28,6 @@ SLOW_RULES = ("RulesSlow",)
 
 INJECTED = (
     *(*HEALTHY_RUN_THEN_STOPPED, *SICK_RUN, *SICK_RUN_WITHOUT_RANK_0, *SPIKING_RUN, *STUCK_RUN, *FULL_DISK),
-    *(*UNEVEN_RUN, *SILENT_NODE, *SICK_NODE, *DEAD_NODE),
+    *(*UNEVEN_RUN, *SILENT_NODE, *RESTARTED_RUN, *SICK_NODE, *DEAD_NODE),
     *(*AT_THE_STANDIN, *WITHOUT_FABRIC, *SLOW_RULES),
 )
-# Alerts that only promtool sets off (tests/unit/monitoring/rule_cases.yml), each with the reason.
-PROMTOOL_ONLY: dict[str, str] = {
-    "RunRestarting": "a run would have to start four times, and to be scraped each time: minutes on a busy machine",
-}

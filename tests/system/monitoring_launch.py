@@ -1,4 +1,7 @@
-"""`fab train` with ranks that are monitoring_worker: python -m tests.system.monitoring_launch CONFIG NAME [K=V]."""
+"""`fab train` with ranks that are monitoring_worker: python -m tests.system.monitoring_launch CONFIG NAME [K=V].
+
+With --resume in place of CONFIG: `fab train --resume`, of the run in the folder NAME.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ if __name__ == "__main__":
     local.torchrun_command = command
     config, name, *overrides = sys.argv[1:]
     try:
-        train(TrainRequest(config, tuple(overrides), name, console=False))
+        if config == "--resume":
+            train(TrainRequest(None, tuple(overrides), resume=name, console=False))
+        else:
+            train(TrainRequest(config, tuple(overrides), name, console=False))
     except LoopworksError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -34,8 +34,8 @@ LIMITS = {
     "limit:node_report_seconds": 3,
 }
 FACTOR = 120
-# The longest windows are shortened more; those in which a busy machine has to do several steps, less.
-FACTORS = {"TrainingLossNotFalling": 480, "run:phase:ratio5m": 40}
+# The longest windows are shortened more; those in which a busy machine has to do several steps, or starts, less.
+FACTORS = {"TrainingLossNotFalling": 480, "run:phase:ratio5m": 40, "RunRestarting": 6}
 # Numbers within expressions that are times.
 TIMES = {"train_wall_seconds > 7200": "train_wall_seconds > 60"}
 
@@ -130,10 +130,13 @@ def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 60) ->
 
 
 @contextlib.contextmanager
-def training(config: Path, run: RunFolder, *overrides: str, fault: str = "") -> Iterator[RunFolder]:
-    """A run as `fab train` starts it, with the observers of monitoring; nothing of it is left afterwards."""
+def training(config: Path | None, run: RunFolder, *overrides: str, fault: str = "") -> Iterator[RunFolder]:
+    """A run as `fab train` starts it, with the observers of monitoring; nothing of it is left afterwards.
+
+    Without a configuration the run goes on, as with `fab train --resume`.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.system.monitoring_launch", str(config), run.name, *overrides],
+        [sys.executable, "-m", "tests.system.monitoring_launch", str(config or "--resume"), run.name, *overrides],
         cwd=CHECKOUT,
         env={**os.environ, "MONITORING_FAULT": fault},
         stdout=subprocess.DEVNULL,

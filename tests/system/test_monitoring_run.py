@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ from tests.system.monitoring_live import (
     wait_for_alerts,
 )
 from tests.unit.monitoring.tools import needs
+from training.metrics import target_file
 from training.records import RunFolder, RunState
 
 pytestmark = [
@@ -210,6 +212,29 @@ def test_a_node_that_has_fallen_silent_is_told(layout: Layout) -> None:
     assert not firing(layout, run="far", node="a")
     wait_for_alerts(layout, faults.SILENT_NODE)
     shutil.rmtree(run.path)
+
+
+def test_a_run_that_is_started_again_and_again_is_told(layout: Layout, config: Path) -> None:
+    """Each time its only rank is killed, and it goes on from its newest checkpoint as a user lets it."""
+    run = RunFolder(layout.runs_dir / "restarting")
+    alone = (f"run.dir={layout.runs_dir}", *SMALL, "distributed.ranks_per_node=1", "checkpoint.interval_steps=20")
+
+    def goes_on_after(restarts: int) -> bool:
+        # Of a target that has been killed the last samples stay for minutes, unless it does not answer.
+        up = query(layout, 'up{run="restarting"} == 1')
+        found = query(layout, 'sum(train_restarts_total{run="restarting"})')
+        saved = any(event.kind == "checkpoint" for event in run.read_events())
+        return bool(up) and bool(found) and float(found[0]["value"][1]) == restarts and saved
+
+    for restarts in range(4):
+        with training(None if restarts else config, run, *alone):
+            wait_for(partial(goes_on_after, restarts), f"start after {restarts} others", 120)
+            if restarts < 3:
+                assert "RunRestarting" not in firing(layout, run="restarting")
+            else:
+                wait_for_alerts(layout, faults.RESTARTED_RUN, run="restarting")
+    target_file(run).unlink()
+    assert query(layout, 'max_over_time(train_restarts_total{run="restarting", reason="failure"}[10m]) == 3')
 
 
 def fabric_port(sysfs: Path, *counters: str) -> None:

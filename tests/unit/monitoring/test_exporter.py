@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.monitoring.tools import known_series, needs
+from tests.unit.monitoring.tools import known_series, metrics_record, needs
 from training import metrics_server
 from training.callbacks import StepReport
 from training.config.schema import MonitoringSection
@@ -29,33 +29,8 @@ from training.metrics import (
     restart_reasons,
     target_file,
 )
-from training.observers import JobMapping, PaceFile, SaveRequests, gpu_index, observers, save_request_file
 from training.phases import PHASES
-from training.records import EventRecord, MetricsRecord, RunFolder, RunState
-
-
-def record(step: int, *, at: float | None = None, step_s: float = 0.1, **changes: object) -> MetricsRecord:
-    values = {
-        "time": time.time() if at is None else at,
-        "step": step,
-        "tokens": step * 10,
-        "loss": 2.0,
-        "grad_norm": 1.0,
-        "learning_rate": 1e-3,
-        "recurrence": 4.0,
-        "step_s": step_s,
-        "data_wait_s": 0.1 * step_s,
-        "forward_s": 0.3 * step_s,
-        "backward_s": 0.4 * step_s,
-        "optimizer_s": 0.1 * step_s,
-        "tokens_per_s": 100.0,
-        "flop_per_s": 1e9,
-        "mfu_ratio": 0.4,
-        "state_change_ratio": 0.1,
-        "token_correlation": 0.3,
-        **changes,
-    }
-    return MetricsRecord.model_validate(values)
+from training.records import EventRecord, RunFolder, RunState
 
 
 def event(kind: str, at: float, **details: object) -> EventRecord:
@@ -99,7 +74,7 @@ def test_numbers_of_a_run(exporter: Exporter, run: RunFolder) -> None:
     for step in range(1, 21):
         # The tenth step is ten times as slow: a mean over the interval would hide it.
         step_s = 1.0 if step == 10 else 0.08
-        exporter.on_step(StepReport(step, 100, record(step) if step % 10 == 0 else None, step_s))
+        exporter.on_step(StepReport(step, 100, metrics_record(step) if step % 10 == 0 else None, step_s))
     text = page(exporter)
     assert sample(text, "train_step") == 20
     assert sample(text, "train_steps_total") == 20
@@ -127,7 +102,7 @@ def test_numbers_of_a_run(exporter: Exporter, run: RunFolder) -> None:
 
 
 def test_a_loss_that_is_not_finite_is_absent_not_nan(exporter: Exporter) -> None:
-    exporter.on_step(StepReport(1, 100, record(1, loss=None, grad_norm=None, mfu_ratio=None)))
+    exporter.on_step(StepReport(1, 100, metrics_record(1, loss=None, grad_norm=None, mfu_ratio=None)))
     text = page(exporter)
     assert sample(text, "train_loss") is None
     assert sample(text, "train_mfu_ratio") is None
@@ -139,7 +114,7 @@ def test_names_types_and_labels_are_those_of_the_list(run: RunFolder) -> None:
     exporter.on_start(0, 10)
     run.event("evaluation", 1, "", perplexity=8.0, recurrence=4)
     run.event("checkpoint", 1, "", stall_s=0.1, write_s=2.0)
-    exporter.on_step(StepReport(1, 10, record(1)))
+    exporter.on_step(StepReport(1, 10, metrics_record(1)))
     text = page(exporter)
     exporter.on_end()
     told = dict(line.split()[2:4] for line in text.splitlines() if line.startswith("# TYPE"))
@@ -150,7 +125,7 @@ def test_names_types_and_labels_are_those_of_the_list(run: RunFolder) -> None:
 
 @needs("promtool")
 def test_promtool_accepts_the_page(exporter: Exporter) -> None:
-    exporter.on_step(StepReport(1, 100, record(1)))
+    exporter.on_step(StepReport(1, 100, metrics_record(1)))
     outcome = subprocess.run(
         ["promtool", "check", "metrics"], input=page(exporter), capture_output=True, text=True, timeout=30, check=False
     )
@@ -160,7 +135,7 @@ def test_promtool_accepts_the_page(exporter: Exporter) -> None:
 def test_counts_survive_a_restart(exporter: Exporter, run: RunFolder) -> None:
     for kind in ("start", "out_of_memory", "start", "rollback", "start"):
         run.event(kind, 1, "")
-    run.append(record(10))
+    run.append(metrics_record(10))
     again = Exporter(run, MonitoringSection(host="127.0.0.1"))
     again.on_start(10, 100)
     text = page(again)
@@ -191,7 +166,7 @@ def test_a_taken_port_is_a_warning_and_training_goes_on(run: RunFolder, caplog: 
     with socket.create_server(("127.0.0.1", 0)) as other, caplog.at_level(logging.WARNING, "training"):
         exporter = Exporter(run, MonitoringSection(host="127.0.0.1", port=other.getsockname()[1]))
         exporter.on_start(0, 10)
-        exporter.on_step(StepReport(1, 10, record(1)))
+        exporter.on_step(StepReport(1, 10, metrics_record(1)))
         exporter.on_end()
     assert exporter.address is None
     assert "training goes on" in caplog.text
@@ -238,7 +213,7 @@ def test_a_broken_page_is_that_answers_alone(
     monkeypatch.setattr(run, "read_state", broken)
     with pytest.raises((urllib.error.URLError, ConnectionError)):
         page(exporter)
-    exporter.on_step(StepReport(1, 100, record(1)))
+    exporter.on_step(StepReport(1, 100, metrics_record(1)))
     monkeypatch.undo()
     assert sample(page(exporter), "train_steps_total") == 1
 
@@ -258,63 +233,9 @@ def test_other_paths_are_not_found(exporter: Exporter) -> None:
         urllib.request.urlopen(f"http://{exporter.address}/admin", timeout=5)
 
 
-def test_a_request_for_a_checkpoint_is_passed_on_once(run: RunFolder) -> None:
-    asked: list[str] = []
-    requests = SaveRequests(run, asked.append)
-    requests.on_step(StepReport(1, 10))
-    save_request_file(run).write_text("SpotNotice\n")
-    requests.on_step(StepReport(2, 10))
-    requests.on_step(StepReport(3, 10))
-    assert asked == ["SpotNotice"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "ranks", "expected"),
-    [
-        ({}, (0, 0), ["SaveRequests", "CommunicationSampler", "Exporter"]),
-        ({"communication_sampling": 0.0}, (0, 0), ["SaveRequests", "Exporter"]),
-        ({"port": None}, (0, 0), ["SaveRequests"]),
-        ({}, (8, 0), []),
-        ({"textfile_dir": "x"}, (8, 0), ["CommunicationSampler", "PaceFile"]),
-        ({"textfile_dir": "x"}, (9, 1), []),
-        ({"job_mapping_dir": "/"}, (9, 1), ["JobMapping"]),
-        ({"job_mapping_dir": "/not/there"}, (9, 1), []),
-    ],
-)
-def test_observers_follow_configuration_and_rank(
-    run: RunFolder, changes: dict[str, object], ranks: tuple[int, int], expected: list[str]
-) -> None:
-    section = MonitoringSection.model_validate(changes)
-    found = observers(
-        run, section, rank=ranks[0], local_rank=ranks[1], master="127.0.0.1", cuda=False, request_save=print
-    )
-    assert [type(callback).__name__ for callback in found] == expected
-
-
-def test_a_nodes_own_pace_is_told_while_it_trains(tmp_path: Path) -> None:
-    ratios: list[dict[str, float] | None] = [None, {"backward": 0.15, "other": 0.1}]
-    pace = PaceFile(tmp_path, "r", lambda: ratios[0])
-    pace.on_step(StepReport(1, 10, record(1, step_s=2.0)))
-    assert not list(tmp_path.iterdir())
-    ratios.pop(0)
-    pace.on_step(StepReport(2, 10, record(2, step_s=2.0)))
-    (file,) = tmp_path.iterdir()
-    assert 'loopworks_node_busy_seconds{run="r"} 1.5' in file.read_text()
-    pace.on_end()
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_pace_that_cannot_be_written_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    pace = PaceFile(tmp_path / "no folder", "r", lambda: {"other": 0.1})
-    for step in (1, 2, 3):
-        pace.on_step(StepReport(step, 10, record(step)))
-    pace.on_end()
-    assert caplog.text.count("is not told") == 1
-
-
 def test_exposed_communication_is_taken_from_the_phase_it_is_in() -> None:
     shares = {"data": 0.5, "forward": 0.05, "backward": 0.2, "optimizer": 0.9, "other": 0.02}
-    found = phase_seconds(record(10, step_s=1.0), 10, 10.0, shares, [])
+    found = phase_seconds(metrics_record(10, step_s=1.0), 10, 10.0, shares, [])
     assert found == pytest.approx(
         {
             # Waiting for data is waiting for data, whatever goes on in the network meanwhile.
@@ -331,52 +252,17 @@ def test_exposed_communication_is_taken_from_the_phase_it_is_in() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("visible", "local_rank", "expected"),
-    [(None, 3, "3"), ("", 3, "3"), ("4,5,6", 1, "5"), ("4, 5", 1, "5"), ("0", 1, None), ("GPU-8f3a,GPU-11", 0, None)],
-)
-def test_gpus_are_counted_as_dcgm_counts_them(visible: str | None, local_rank: int, expected: str | None) -> None:
-    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert gpu_index(local_rank, environment) == expected
-
-
-def test_a_gpu_is_mapped_to_its_run_while_that_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "2").write_text("a run that was killed\n")
-    mapping = JobMapping(tmp_path, "2", "mine")
-    mapping.on_start(0, 10)
-    assert (tmp_path / "2").read_text() == "mine\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["2"]
-    mapping.on_end()
-    mapping.on_end()
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_mapping_of_another_run_stays(tmp_path: Path) -> None:
-    mapping = JobMapping(tmp_path, "2", "mine")
-    mapping.on_start(0, 10)
-    (tmp_path / "2").write_text("next\n")
-    mapping.on_end()
-    assert (tmp_path / "2").read_text() == "next\n"
-
-
-def test_a_mapping_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "2").mkdir()
-    for gpu in ("2", None):
-        mapping = JobMapping(tmp_path, gpu, "mine")
-        mapping.on_start(0, 10)
-        mapping.on_end()
-    assert caplog.text.count("do not name this run") == 2
-
-
 def test_restarts_are_told_by_what_ended_the_attempt_before() -> None:
     kinds = ["start", "checkpoint", "start", "stopped", "start", "out_of_memory", "start"]
     assert restart_reasons([event(kind, 0.0) for kind in kinds]) == {"failure": 1, "stopped": 1, "out_of_memory": 1}
 
 
 def test_steps_done_again_count_once() -> None:
-    once = [record(step, step_s=1.0) for step in (10, 20, 30)]
+    once = [metrics_record(step, step_s=1.0) for step in (10, 20, 30)]
     assert productive_seconds(once) == 30
-    assert productive_seconds([*once, record(20, step_s=2.0), record(30, step_s=2.0)]) == pytest.approx(10 + 20 + 20)
+    assert productive_seconds([*once, metrics_record(20, step_s=2.0), metrics_record(30, step_s=2.0)]) == pytest.approx(
+        10 + 20 + 20
+    )
 
 
 @given(
@@ -400,7 +286,9 @@ def test_phases_add_up_to_the_time(
     events = [event("checkpoint", 1.0, stall_s=stall), *([event("evaluation", 1.0)] if evaluated else [])]
     elapsed = steps * step_s + between
     names = ("data_wait_s", "forward_s", "backward_s", "optimizer_s")
-    measured = record(steps, step_s=step_s, **{name: part * step_s for name, part in zip(names, parts, strict=True)})
+    measured = metrics_record(
+        steps, step_s=step_s, **{name: part * step_s for name, part in zip(names, parts, strict=True)}
+    )
     found = phase_seconds(measured, steps, elapsed, shares, events)
     assert set(found) == set(STEP_PHASES)
     assert all(seconds >= -1e-9 for seconds in found.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from monitoring.textfile import health, node_facts
-from monitoring.textfile.health import Answer, Expected, Facts, Port, main, read_expected, results
+from monitoring.textfile import health_checks, node_facts
+from monitoring.textfile.health import main, read_expected
+from monitoring.textfile.health_checks import CHECKS, Answer, Expected, Facts, Port, results
 from tests.unit.monitoring.tools import MONITORING
 
-SCRIPT = MONITORING / "textfile" / "health.py"
+SCRIPTS = {name: MONITORING / "textfile" / name for name in ("health.py", "health_checks.py", "node_facts.py")}
 SMI = "0, 550.54.15, 0\n1, 550.54.15, 0\n"
 NODE = Expected(gpus=2, efa=1, infiniband=0, mounts=("/shared",))
 GOOD = Facts(
@@ -42,7 +44,7 @@ def statuses(facts: Facts, expected: Expected = NODE) -> dict[str, str]:
 def test_a_good_node_passes_every_check() -> None:
     found = statuses(GOOD)
     # infiniband: not promised, and nothing wrong with what is there.
-    assert set(found) == {*health.CHECKS, "mount:/shared"} - {"infiniband"}
+    assert set(found) == {*CHECKS, "mount:/shared"} - {"infiniband"}
     assert set(found.values()) == {"ok"}
 
 
@@ -68,7 +70,7 @@ FAULTS: list[tuple[dict[str, Any], str, str, str]] = [
     ({"file_systems": {**GOOD.file_systems, "/": Answer(0, "100 7")}}, "disk", "warning", "7.0% of /"),
     ({"file_systems": {**GOOD.file_systems, "/": Answer(0, "100 4")}}, "disk", "failed", "4.0% of /"),
     ({"file_systems": {**GOOD.file_systems, "/": Answer(0, "words")}}, "disk", "failed", "not understood"),
-    ({"clock_state": health.TIME_ERROR}, "clock", "warning", "not synchronised"),
+    ({"clock_state": health_checks.TIME_ERROR}, "clock", "warning", "not synchronised"),
     ({"limits": "* soft memlock unlimited\n# * hard memlock unlimited"}, "memlock", "failed", "limits.d"),
     ({"mount_points": ["/"]}, "mount:/shared", "failed", "not mounted"),
     ({"file_systems": {**GOOD.file_systems, "/shared": Answer(None)}}, "mount:/shared", "failed", "does not answer"),
@@ -85,7 +87,7 @@ def test_each_fault_is_told_by_its_check_alone(changes: dict[str, Any], check: s
 
 
 def test_each_check_has_a_fault() -> None:
-    assert {check for _, check, _, _ in FAULTS} == {*health.CHECKS, "mount:/shared"}
+    assert {check for _, check, _, _ in FAULTS} == {*CHECKS, "mount:/shared"}
 
 
 def test_a_node_without_gpus_and_fabric_is_not_asked_for_them() -> None:
@@ -102,7 +104,7 @@ def test_an_xid_that_was_dealt_with_counts_no_more() -> None:
 
 
 def test_both_scripts_know_the_same_xids() -> None:
-    assert health.FATAL_XIDS == node_facts._FATAL
+    assert health_checks.FATAL_XIDS == node_facts._FATAL
 
 
 @pytest.mark.parametrize(
@@ -161,7 +163,10 @@ def node(tmp_path: Path) -> Path:
 
 
 def run_script(node: Path, *options: str) -> tuple[dict[str, Any], float]:
-    command = [sys.executable, "-I", "-S", str(SCRIPT), "--out", str(node / "out" / "health.json")]
+    # As on a node: files in a folder, and no packages but Python's own.
+    for name in ("health.py", "health_checks.py"):
+        shutil.copy(SCRIPTS[name], node / name)
+    command = [sys.executable, "-E", "-s", "-S", str(node / "health.py"), "--out", str(node / "out" / "health.json")]
     began = time.monotonic()
     outcome = subprocess.run(
         [*command, "--root", str(node / "root"), *options],
@@ -180,7 +185,7 @@ def test_facts_of_a_node_are_found(node: Path) -> None:
     clock = report["checks"].pop("clock")
     assert clock in ("ok", "warning"), "it is that of this machine"
     assert set(report["checks"].values()) == {"ok"}, report["messages"]
-    assert set(report["checks"]) == {*health.CHECKS, "mount:/my data"} - {"infiniband", "clock"}
+    assert set(report["checks"]) == {*CHECKS, "mount:/my data"} - {"infiniband", "clock"}
     assert abs(report["time"] - time.time()) < 30
     samples = {labels.get("check"): value for _, labels, value in node_facts.health_samples(node / "out/health.json")}
     assert samples["mount:/my data"] == 0
@@ -227,5 +232,5 @@ def test_a_report_that_cannot_be_written_is_an_error(tmp_path: Path, capsys: pyt
 def test_nothing_newer_than_python_3_9_is_used() -> None:
     import ast
 
-    for script in (SCRIPT, MONITORING / "textfile" / "node_facts.py"):
+    for script in SCRIPTS.values():
         ast.parse(script.read_text(), feature_version=(3, 9))

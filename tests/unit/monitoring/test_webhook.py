@@ -77,7 +77,7 @@ def test_drain_commands() -> None:
 @pytest.fixture
 def actions(tmp_path: Path) -> Actions:
     (tmp_path / "runs").mkdir()
-    return Actions(tmp_path / "runs", tmp_path, "list", lambda _: None)
+    return Actions([tmp_path / "none", tmp_path / "runs"], tmp_path, "list", lambda _: None)
 
 
 def test_a_running_run_is_asked_for_a_checkpoint_once(actions: Actions, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_drained_node_is_noted(actions: Actions) -> None:
 
 def test_a_command_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    (line,) = Actions(tmp_path, tmp_path, "slurm", lambda _: None).carry_out([Action("drain", "n1", "x", "f")])
+    (line,) = Actions([tmp_path], tmp_path, "slurm", lambda _: None).carry_out([Action("drain", "n1", "x", "f")])
     assert "could not be drained" in line
 
 

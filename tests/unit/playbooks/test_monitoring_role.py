@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
 import jinja2
 import pytest
 import yaml
+
+from tests.unit.monitoring.tools import needs
 
 ROOT = Path(__file__).resolve().parents[3]
 ROLE = ROOT / "playbooks/roles/monitoring"
@@ -25,11 +29,15 @@ def load() -> ModuleType:
 
 watching_runs = load().watching_runs
 merged_rules = load().merged_rules
+finding_elastic_nodes = load().finding_elastic_nodes
+PROMETHEUS = (ROOT / "monitoring/prometheus/prometheus.yml").read_text()
+ELASTIC = {"cluster": "lab", "region": "eu-west-1", "group": "lab-elastic-1f", "ports": {"node": 9100, "gpu": 9400}}
 
 
 def render(name: str, **values: object) -> str:
     environment = jinja2.Environment(trim_blocks=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     environment.filters["to_json"] = json.dumps
+    environment.filters["quote"] = shlex.quote
     environment.filters["node_address"] = lambda variables, name: variables.get("loopworks_private_ip", name)
     return environment.from_string((ROLE / "templates" / name).read_text()).render(values)
 
@@ -47,6 +55,47 @@ def test_prometheus_reads_the_targets_of_runs_and_nothing_else_changes() -> None
 def test_another_shape_of_the_configuration_is_said() -> None:
     with pytest.raises(ValueError, match="job training"):
         watching_runs("scrape_configs: []\n", ["/shared/runs"])
+
+
+def test_elastic_nodes_are_asked_for_and_the_files_remain() -> None:
+    before, after = yaml.safe_load(PROMETHEUS), yaml.safe_load(finding_elastic_nodes(PROMETHEUS, ELASTIC))
+    for old, new in zip(before["scrape_configs"], after["scrape_configs"], strict=True):
+        asked = new.pop("ec2_sd_configs", [])
+        if old["job_name"] not in ("node", "gpu"):
+            assert not asked and new == old
+            continue
+        (question,) = asked
+        assert (question["region"], question["port"]) == ("eu-west-1", {"node": 9100, "gpu": 9400}[new["job_name"]])
+        assert {entry["name"]: entry["values"] for entry in question["filters"]} == {
+            "tag:aws:autoscaling:groupName": ["lab-elastic-1f"],
+            "instance-state-name": ["running"],
+        }
+        names = new["relabel_configs"][:2]
+        assert {(rule["target_label"], rule["replacement"]) for rule in names} == {
+            ("node", "lab-elastic-$1"),
+            ("cluster", "lab"),
+        }
+        # Only instances have this label: what files say stays.
+        assert all(rule["source_labels"] == ["__meta_ec2_instance_id"] for rule in names)
+        # Before the rule that makes instance of node.
+        del new["relabel_configs"][:2]
+        assert new == old
+
+
+def test_without_a_group_nothing_is_asked_for() -> None:
+    assert finding_elastic_nodes(PROMETHEUS, {}) == PROMETHEUS
+    with pytest.raises(ValueError, match="job node"):
+        finding_elastic_nodes("scrape_configs: []\n", ELASTIC)
+
+
+@needs("promtool")
+def test_promtool_accepts_the_question(tmp_path: Path) -> None:
+    (tmp_path / "rules").symlink_to(ROOT / "monitoring/rules")
+    file = tmp_path / "prometheus.yml"
+    file.write_text(watching_runs(finding_elastic_nodes(PROMETHEUS, ELASTIC), ["/shared/runs"]))
+    command = ["promtool", "check", "config", str(file)]
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
 
 
 def test_rules_in_one_file_are_those_of_all() -> None:
@@ -86,6 +135,38 @@ def test_what_serves_metrics_listens_on_loopback_or_the_private_address() -> Non
         "node-exporter.j2", loopworks_private_ip="10.0.0.1", monitoring_node_port=9100, monitoring_textfile_dir="/t"
     )
     assert "--web.listen-address=10.0.0.1:9100 --collector.textfile.directory=/t" in exporter
+
+
+@pytest.mark.parametrize("drain", ["list", "slurm"])
+def test_the_receiver_of_alerts_has_no_rights_but_those_of_the_account(drain: str) -> None:
+    text = render(
+        "alerts.service.j2",
+        loopworks_user="loopworks",
+        loopworks_prefix="/opt/loopworks",
+        monitoring_drain=drain,
+        monitoring_runs_dirs=["/shared/runs", "/my data/runs"],
+        __monitoring_fab="/opt/loopworks/venv/bin/fab",
+        __monitoring_source={"stat": {"exists": True, "lnk_source": "/opt/loopworks/source/12ab"}},
+    )
+    unit = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    assert unit["User"] == "loopworks"
+    assert unit["ExecStart"] == (
+        f"/opt/loopworks/venv/bin/fab monitor --receiver-only --drain {drain} --state /var/lib/loopworks-alerts"
+        " --dir /shared/runs --dir '/my data/runs'"
+    )
+    # Another version of the project is another unit, which is started again.
+    assert unit["WorkingDirectory"] == "/opt/loopworks/source/12ab"
+    assert unit["CapabilityBoundingSet"] == ""
+    # scontrol and kubectl talk to other machines.
+    assert ("IPAddressDeny" in unit) == (drain == "list")
+
+
+def test_prometheus_finds_the_receiver_where_alertmanager_does() -> None:
+    (entry,) = json.loads(render("control.json.j2", loopworks_cluster="lab"))
+    assert entry == {"targets": ["127.0.0.1:9402"], "labels": {"cluster": "lab"}}
+    receivers = yaml.safe_load((ROOT / "monitoring/alertmanager/alertmanager.yml").read_text())["receivers"]
+    urls = [hook["url"] for receiver in receivers for hook in receiver.get("webhook_configs", [])]
+    assert {url.rsplit("/", 1)[0] for url in urls} == {"http://127.0.0.1:9402"}
 
 
 def test_dcgm_exporter_ends_and_starts_with_the_host_engine() -> None:
