@@ -18,9 +18,10 @@ from launch.preflight import Finding, PreflightError, Wanted, failed, judge
 from launch.probe import Question, ask_facts, check_bandwidth, check_reach, meeting, remotes
 from launch.remote import CHECKOUT, NODE_ROOT, checkout_files, content_hash
 from launch.request import PreparedRun, TrainRequest, data_facts, dataset_directory, read_config
-from launch.supervision import Settings
+from launch.supervision import NODES_FILE, Settings, write
 from training.config import RunConfig
 from training.errors import EXIT_PREFLIGHT
+from training.records import RunFolder
 
 BACKENDS = ("ssh", "mpirun")
 DEFAULT_RESTARTS = 3
@@ -80,6 +81,11 @@ class PreparedCluster(PreparedRun):
             home = self.settings.facts[self.plan.nodes[0].name]["home"]
             place["dataset_dir"] = self.settings.dataset.replace("~", home, 1)
         return place
+
+    def remember(self, run: RunFolder) -> None:
+        """Writes nodes.json."""
+        super().remember(run)
+        write(run.path / NODES_FILE, self.settings)
 
     def code_folder(self) -> str:
         """Returns where the checkout lies on the first node."""

@@ -6,20 +6,22 @@ import os
 import shutil
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from launch.backends.base import LaunchSpec
 from launch.backends.mpirun import MpirunBackend
-from launch.cluster import ClusterRequest, PreparedCluster
+from launch.cluster import ClusterRequest, PreparedCluster, prepare_again
 from launch.errors import UsageError
 from launch.node_facts import free_ports
 from launch.nodes import Node
 from launch.probe import meeting, remotes
 from launch.remote import CHECKOUT, checkout_files, ensure, pack
-from launch.request import PreparedRun
+from launch.request import PreparedRun, TrainRequest, prepare_run
 from launch.ssh import HostError, on_all
+from launch.supervision import MPIRUN_FILE, MpirunSettings, write
+from training.records import RunFolder
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class PreparedMpirun(PreparedRun):
     """A run under mpirun that is decided but not started; `cluster` is None on this machine alone."""
 
     cluster: PreparedCluster | None = None
+    settings: MpirunSettings = field(kw_only=True)
 
     def plan_file(self) -> dict[str, Any]:
         """Returns what plan.json holds."""
@@ -38,6 +41,11 @@ class PreparedMpirun(PreparedRun):
         checkout = str(CHECKOUT) if self.cluster is None else self.cluster.code_folder()
         return list(self.backend.specs(self.plan, run_dir, checkout, console))
 
+    def remember(self, run: RunFolder) -> None:
+        """Writes mpirun.json."""
+        super().remember(run)
+        write(run.path / MPIRUN_FILE, self.settings)
+
 
 def under_mpirun(prepared: PreparedRun, request: ClusterRequest) -> PreparedMpirun:
     """Returns the same run for mpirun. Raises UsageError when mpirun is missing."""
@@ -45,6 +53,10 @@ def under_mpirun(prepared: PreparedRun, request: ClusterRequest) -> PreparedMpir
         raise UsageError("--backend mpirun: there is no mpirun on this machine", "apt install openmpi-bin")
     common: dict[str, Any] = {"config": prepared.config, "plan": prepared.plan, "dataset_dir": prepared.dataset_dir}
     common |= {"folder": prepared.folder, "resume": prepared.resume, "restarts": request.restarts}
+    cluster = prepared.settings if isinstance(prepared, PreparedCluster) else None
+    common["settings"] = MpirunSettings(
+        cluster=cluster, restarts=request.restarts, port=request.port, env=request.environment()
+    )
     if not isinstance(prepared, PreparedCluster):
         port = request.port or free_ports(1)[0]
         local = MpirunBackend(
@@ -74,6 +86,15 @@ def under_mpirun(prepared: PreparedRun, request: ClusterRequest) -> PreparedMpir
         extra=settings.env,
     )
     return PreparedMpirun(**common, backend=backend, cluster=prepared)
+
+
+def under_mpirun_again(request: TrainRequest, before: MpirunSettings, writes: bool = True) -> PreparedMpirun:
+    """The same for a run that goes on, where and as mpirun.json says."""
+    cluster = before.cluster
+    prepared = prepare_run(request) if cluster is None else prepare_again(request, cluster, writes)
+    env = tuple(f"{name}={value}" for name, value in before.env.items())
+    again = ClusterRequest(backend="mpirun", restarts=before.restarts, port=before.port, env=env)
+    return under_mpirun(prepared, again)
 
 
 def send_to_all(prepared: PreparedMpirun) -> None:

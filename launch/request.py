@@ -15,6 +15,7 @@ from launch.errors import RunFailedError, UsageError
 from launch.machine import local_facts
 from launch.plan import DatasetFacts, RunPlan, build_plan
 from launch.runs import LIVE, find_run, observed_state
+from launch.supervision import MPIRUN_FILE, NODES_FILE
 from training.config import RunConfig, load_config
 from training.errors import EXIT_INTERRUPTED
 from training.records import RunFolder
@@ -54,6 +55,11 @@ class PreparedRun:
     def specs(self, run_dir: str, console: bool) -> list[LaunchSpec]:
         """Returns what would run on each node."""
         return list(self.backend.specs(self.plan, run_dir, str(CHECKOUT), console))
+
+    def remember(self, run: RunFolder) -> None:
+        """Notes in the run folder where and by what the run was started, for when it goes on: here, by default."""
+        for other in (NODES_FILE, MPIRUN_FILE):
+            (run.path / other).unlink(missing_ok=True)
 
 
 def prepare_run(request: TrainRequest) -> PreparedRun:

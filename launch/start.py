@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from launch import supervision as sv
 from launch.cluster import ClusterRequest, PreparedCluster, prepare_again, prepare_cluster
 from launch.errors import RunFailedError, UsageError
-from launch.mpi import PreparedMpirun, send_to_all, under_mpirun
+from launch.mpi import PreparedMpirun, send_to_all, under_mpirun, under_mpirun_again
 from launch.nodes import is_local
 from launch.observe import stop as stop_here
 from launch.preflight import Finding, PreflightError
@@ -47,21 +47,31 @@ class Screen(Protocol):
 def prepare(request: TrainRequest, cluster: ClusterRequest, dry_run: bool = False) -> PreparedRun:
     """Plans a run here or on nodes. Raises UsageError, ConfigError and PreflightError."""
     here = is_local(cluster.nodes) and cluster.inventory is None
-    before = settings_of_resumed(request) if here and cluster.nodes is None else None
-    if before is not None:
+    run = resumable_run(request) if here and cluster.nodes is None and request.resume is not None else None
+    if run is not None and is_elsewhere(run):
         if cluster != ClusterRequest():
             cause = "--resume without --nodes goes on as the run was started; other options for nodes do not fit"
             raise UsageError(cause, "name the nodes too, or leave those options out")
-        return prepare_again(request, before, writes=not dry_run)
+        return prepare_as_before(request, run, writes=not dry_run)
     if here:
         refuse_when_drained()
     prepared = prepare_run(request) if here else prepare_cluster(request, cluster, writes=not dry_run)
     return under_mpirun(prepared, cluster) if cluster.backend == "mpirun" else prepared
 
 
-def settings_of_resumed(request: TrainRequest) -> sv.Settings | None:
-    """Returns where the run that is to go on was running; None for a new run, and for one on this machine."""
-    return None if request.resume is None else sv.read_settings(resumable_run(request))
+def is_elsewhere(run: RunFolder) -> bool:
+    """True for a run that was started on nodes or by mpirun."""
+    return sv.read_settings(run) is not None or sv.read_mpirun(run) is not None
+
+
+def prepare_as_before(request: TrainRequest, run: RunFolder, writes: bool = True) -> PreparedRun:
+    """Plans how a run goes on where, and by what, it was started. Raises UsageError, ConfigError, PreflightError."""
+    if (settings := sv.read_settings(run)) is not None:
+        return prepare_again(request, settings, writes)
+    if (mpirun := sv.read_mpirun(run)) is not None:
+        return under_mpirun_again(request, mpirun, writes)
+    refuse_when_drained()
+    return prepare_run(request)
 
 
 def refuse_when_drained() -> None:
@@ -88,7 +98,7 @@ def start(request: TrainRequest, cluster: ClusterRequest, prepared: PreparedRun,
     (run.path / CODE_ARCHIVE).write_bytes(pack(CHECKOUT, checkout_files()))
     for left in ("supervision.json", *(f"nodes/{name}.json" for name in prepared.settings.facts)):
         (run.path / left).unlink(missing_ok=True)
-    sv.write(run.path / "nodes.json", prepared.settings)
+    prepared.remember(run)
     start_supervisor(run)
     return attach(run, screen)
 
@@ -97,12 +107,7 @@ def resume(run: RunFolder, screen: Screen) -> dict[str, Any]:
     """Goes on with a run that ended, on the nodes it had. Raises LoopworksError."""
     directory = f"run.dir={json.dumps(str(run.path.parent))}"
     request = TrainRequest(resume=run.name, overrides=(directory,))
-    settings = sv.read_settings(run)
-    if settings is None:
-        refuse_when_drained()
-        return train(request)
-    prepared = prepare_again(request, settings)
-    return start(request, ClusterRequest(), prepared, screen)
+    return start(request, ClusterRequest(), prepare_as_before(request, run), screen)
 
 
 def start_supervisor(run: RunFolder) -> None:

@@ -15,6 +15,8 @@ from launch.nodes import Node
 from training.errors import EXIT_CONFIG, EXIT_NO_CAPACITY, EXIT_PREEMPTED
 from training.records import RankError, Record, RunFolder, RunState
 
+# In the folder of a run on nodes, and of one under mpirun: where it runs and what was asked for.
+NODES_FILE, MPIRUN_FILE = "nodes.json", "mpirun.json"
 # A node blamed so often is left out.
 BLAME_LIMIT = 2
 # What the reason begins with when a node is left because of its drain mark (training/preemption.py).
@@ -50,6 +52,15 @@ class Settings(Record):
     def node(self, name: str) -> Node:
         """Returns how to reach a node."""
         return next(Node(**item) for item in [*self.nodes, *self.spares] if item["name"] == name)
+
+
+class MpirunSettings(Record):
+    """mpirun.json: the same for a run under mpirun."""
+
+    cluster: Settings | None = Field(None, description="None for a run on one machine.")
+    restarts: int
+    port: int | None = None
+    env: dict[str, str] = Field(default_factory=dict)
 
 
 class Watch(Record):
@@ -188,7 +199,13 @@ def add_blame(blame: Mapping[str, int], names: Sequence[str]) -> dict[str, int]:
 
 def read_settings(run: RunFolder) -> Settings | None:
     """Returns nodes.json; None for a run on this machine."""
-    found: Settings | None = _read(run.path / "nodes.json", Settings)
+    found: Settings | None = _read(run.path / NODES_FILE, Settings)
+    return found
+
+
+def read_mpirun(run: RunFolder) -> MpirunSettings | None:
+    """Returns mpirun.json; None for a run that mpirun does not start."""
+    found: MpirunSettings | None = _read(run.path / MPIRUN_FILE, MpirunSettings)
     return found
 
 

@@ -41,6 +41,7 @@ def train(request: TrainRequest, prepared: PreparedRun | None = None) -> dict[st
         prepared = prepare_run(request)
     make = create_run if prepared.folder is None else reopen_run
     run = make(prepared.config, prepared.plan_file(), prepared.plan.total_steps)
+    prepared.remember(run)
     restarts = 0
     while True:
         code = run_once(prepared, run, request.console)

@@ -69,7 +69,8 @@ def settings(machine: Machine) -> None:
     assert machine.output("ulimit -l; ulimit -n", user="loopworks").split()[0] == "unlimited"
     assert machine.output("systemd-run --quiet --pipe sh -c 'ulimit -l'") == "unlimited"
     assert machine.output("sysctl -n vm.max_map_count") == "1048576"
-    assert machine.output("systemctl is-active chrony nftables", timeout_s=30).split()[0] == "active"
+    assert machine.output("systemctl is-active chrony loopworks-firewall").split() == ["active", "active"]
+    assert "policy drop" in machine.output("nft list table inet loopworks")
 
 
 def test_limits_settings_and_clock(machines: Machines) -> None:

@@ -11,7 +11,7 @@ from launch.errors import UsageError
 from launch.preflight import PreflightError
 from launch.request import TrainRequest
 from launch.runs import create_run
-from launch.start import prepare
+from launch.start import is_elsewhere, prepare
 from launch.supervision import Settings, write
 from training.config import load_config
 
@@ -48,3 +48,20 @@ def test_a_run_on_nodes_goes_on_there_and_other_options_need_nodes(tmp_path: Pat
     request = TrainRequest(overrides=(f"run.dir={tmp_path}",), resume="r")
     with pytest.raises(UsageError, match="goes on as the run was started"):
         prepare(request, ClusterRequest(spares="x"))
+
+
+def test_a_run_under_mpirun_goes_on_under_mpirun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    run = create_run(load_config(None, ["run.name=r", f"run.dir={tmp_path}"]), {}, 10)
+    run.update_state(phase="stopped")
+    request = TrainRequest(overrides=(f"run.dir={tmp_path}",))
+    before = ClusterRequest(backend="mpirun", restarts=2, port=29777, env=("A=b c",))
+    prepare(request, before).remember(run)
+    again = prepare(TrainRequest(overrides=(f"run.dir={tmp_path}",), resume="r"), ClusterRequest())
+    (spec,) = again.specs(str(run.path), console=False)
+    assert spec.argv[0] == "mpirun"
+    assert (spec.env["A"], spec.env["MASTER_PORT"], again.restarts, again.resume) == ("b c", "29777", 2, True)
+    # Started here by name, it is a run on this machine from then on.
+    here = prepare(TrainRequest(overrides=(f"run.dir={tmp_path}",), resume="r"), ClusterRequest(nodes="localhost"))
+    here.remember(run)
+    assert not is_elsewhere(run)
