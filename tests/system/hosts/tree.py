@@ -7,13 +7,16 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 # Short: systemd, sshd, Open MPI and what the tests look at. Python comes with a bind mount from this machine.
 PACKAGES = "systemd,systemd-sysv,dbus,openssh-server,openssh-client,iproute2,procps,netbase,openmpi-bin"
 # Nothing in a container owns consoles, clocks or package updates.
 MASKED = ("console-getty.service", "getty@tty1.service", "systemd-timesyncd.service", "apt-daily.timer")
+SSHD = "PasswordAuthentication no\nPermitRootLogin prohibit-password\nUseDNS no\nMaxStartups 100\n"
 VERSION = "2"
+BUILD_TIMEOUT_S = 900
 
 
 def cache_directory() -> Path:
@@ -23,17 +26,24 @@ def cache_directory() -> Path:
 
 def root_tree(name: str = "tree", packages: str = PACKAGES) -> Path:
     """Returns a tree, building it when it is not there (about a minute)."""
-    cache = cache_directory()
-    cache.mkdir(parents=True, exist_ok=True)
-    tree = cache / f"{name}-{VERSION}{'-python' if uses_system_python() else ''}"
-    with (cache / "lock").open("w") as lock:
+    # An environment made with the system's Python needs that one on the hosts; others come whole.
+    variant, python = ("-python", ",python3") if uses_system_python() else ("", "")
+    return kept(
+        cache_directory() / f"{name}-{VERSION}{variant}", lambda fresh: debian(fresh, packages + python, MASKED, SSHD)
+    )
+
+
+def kept(place: Path, build: Callable[[Path], None]) -> Path:
+    """Returns `place`, which `build` makes when it is not there. Who comes meanwhile waits."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with (place.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not tree.is_dir():
-            fresh = cache / "fresh"
+        if not place.is_dir():
+            fresh = place.with_name("fresh")
             shutil.rmtree(fresh, ignore_errors=True)
-            _build(fresh, packages)
-            fresh.rename(tree)
-    return tree
+            build(fresh)
+            fresh.rename(place)
+    return place
 
 
 def uses_system_python() -> bool:
@@ -41,19 +51,20 @@ def uses_system_python() -> bool:
     return Path(sys.base_prefix) == Path("/usr")
 
 
-def _build(tree: Path, packages: str) -> None:
-    # An environment made with the system's Python needs that one on the hosts; others come whole.
-    packages += ",python3" if uses_system_python() else ""
+def debian(tree: Path, packages: str, masked: tuple[str, ...], sshd: str) -> None:
+    """Installs Debian with `packages` (comma-separated) into `tree`, as an image: nobody's keys, names and addresses.
+
+    The units `masked` never start, and `sshd` are settings of the SSH daemon.
+    """
     command = ["mmdebstrap", "--variant=minbase", f"--include={packages}", "--aptopt=Acquire::Languages none"]
     command += ["--aptopt=Acquire::Check-Valid-Until false"]
     command += [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("man", "doc", "locale")]
     # This machine's own sources: what CI installs from.
     command += [suite(), str(tree), *sources()]
-    subprocess.run(command, check=True, capture_output=True, timeout=600)
-    for unit in MASKED:
+    subprocess.run(command, check=True, capture_output=True, timeout=BUILD_TIMEOUT_S)
+    for unit in masked:
         (tree / "etc/systemd/system" / unit).symlink_to("/dev/null")
-    settings = "PasswordAuthentication no\nPermitRootLogin prohibit-password\nUseDNS no\nMaxStartups 100\n"
-    (tree / "etc/ssh/sshd_config.d/10-tests.conf").write_text(settings)
+    (tree / "etc/ssh/sshd_config.d/10-tests.conf").write_text(sshd)
     for key in (tree / "etc/ssh").glob("ssh_host_*"):
         key.unlink()
     for name in ("etc/machine-id", "etc/hostname", "etc/resolv.conf"):

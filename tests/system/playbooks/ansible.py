@@ -6,8 +6,12 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
+
+import yaml
 
 from tests.system.conftest import CHECKOUT
 
@@ -30,6 +34,37 @@ class Outcome:
         """The tasks that changed something, for the message of a failed test."""
         tasks = re.split(r"^TASK ", self.output, flags=re.MULTILINE)
         return "\n".join(task for task in tasks if re.search(r"^changed:", task, re.MULTILINE))[-4000:]
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who comes in, with which key, and which host keys are known."""
+
+    user: str
+    key: Path
+    known_hosts: Path
+
+
+class Reachable(Protocol):
+    """A host of an inventory."""
+
+    name: str
+    address: str
+
+
+def inventory(groups: Mapping[str, Sequence[Reachable]], variables: Mapping[str, object], access: Access) -> str:
+    """Returns an inventory in YAML: how Ansible reaches the hosts, with strict host keys, and the variables."""
+    common = f"-o UserKnownHostsFile={access.known_hosts} -o StrictHostKeyChecking=yes -o IdentitiesOnly=yes"
+    reach = {
+        "ansible_user": access.user,
+        "ansible_ssh_private_key_file": str(access.key),
+        "ansible_ssh_common_args": common,
+    }
+    children = {
+        group: {"hosts": {host.name: {"ansible_host": host.address} for host in hosts}}
+        for group, hosts in groups.items()
+    }
+    return yaml.safe_dump({"all": {"vars": {**reach, **variables}, "children": children}}, sort_keys=False)
 
 
 class Ansible:

@@ -7,9 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tests.system.hosts.cluster import Cluster, Host
+from tests.system.playbooks.ansible import Access, inventory
 from tests.system.playbooks.mirror import source
 
 ADMIN = "admin"
@@ -60,15 +59,5 @@ class BareCluster(Cluster):
         return super().ssh_section(host).replace("User root", f"User {ADMIN}")
 
     def inventory(self, groups: dict[str, list[Host]], variables: dict[str, object]) -> str:
-        """Returns an inventory in YAML: how Ansible reaches the hosts, with strict host keys, and the variables."""
-        common = f"-o UserKnownHostsFile={self.known_hosts} -o StrictHostKeyChecking=yes -o IdentitiesOnly=yes"
-        access = {
-            "ansible_user": ADMIN,
-            "ansible_ssh_private_key_file": str(self.key),
-            "ansible_ssh_common_args": common,
-        }
-        children = {
-            group: {"hosts": {host.name: {"ansible_host": host.address} for host in hosts}}
-            for group, hosts in groups.items()
-        }
-        return yaml.safe_dump({"all": {"vars": {**access, **variables}, "children": children}}, sort_keys=False)
+        """Returns an inventory of the groups, with these variables for all."""
+        return inventory(groups, variables, Access(ADMIN, self.key, self.known_hosts))

@@ -6,12 +6,9 @@ boot, NVML and Fabric Manager refuse another version, metapackages ask for "at l
 
 from __future__ import annotations
 
-import hashlib
-import subprocess
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from email.utils import formatdate
 from pathlib import Path
+
+from tests.system.playbooks.dummy_packages import Package, publish
 
 DRIVERS = ("580.126.09", "580.173.02", "580.173.05", "595.71.05", "620.19.01")
 # Its Fabric Manager does not start: what an upgrade has to notice.
@@ -73,27 +70,6 @@ WantedBy=multi-user.target
 """
 DAEMON = "#!/bin/sh\nexec sleep infinity\n"
 UNITS = "lib/systemd/system"
-
-
-@dataclass(frozen=True)
-class Package:
-    """A dummy package. `files` are paths without the leading slash; those with #! are executable."""
-
-    name: str
-    version: str
-    fields: dict[str, str] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)
-    postinst: str = ""
-
-    @property
-    def file_name(self) -> str:
-        return f"{self.name}_{self.version.replace(':', '%3a')}_all.deb"
-
-    def control(self) -> str:
-        """Its control file."""
-        values = {"Package": self.name, "Version": self.version, "Architecture": "all", "Section": "test"}
-        values |= {"Priority": "optional", "Maintainer": "test <test@example.org>", **self.fields}
-        return "".join(f"{key}: {value}\n" for key, value in {**values, "Description": "stand-in"}.items())
 
 
 def unit(name: str, command: str, *checks: str, after: str = "") -> str:
@@ -192,35 +168,8 @@ def others() -> list[Package]:
 
 def build(folder: Path) -> str:
     """Builds and signs the repository in `folder`, with its key beside it (key.asc). Returns the key's fingerprint."""
-    folder.mkdir(parents=True)
     packages = [package for version in DRIVERS for package in driver(version)] + others()
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda package: _build(folder, package), packages))
-    index = "\n".join(_entry(folder, package) for package in packages)
-    (folder / "Packages").write_text(index)
-    lines = [
-        f"Origin: NVIDIA\nLabel: {LABEL}\nSuite: stable\nArchitectures: all amd64\nDate: {formatdate(usegmt=True)}"
-    ]
-    lines.append(f"SHA256:\n {hashlib.sha256(index.encode()).hexdigest()} {len(index.encode())} Packages\n")
-    (folder / "Release").write_text("\n".join(lines))
-    return sign(folder, folder / "key.asc")
-
-
-def sign(folder: Path, key: Path) -> str:
-    """Signs Release with a new key, whose public part goes to `key`. Returns its fingerprint."""
-    home = folder.parent / "gnupg"
-    home.mkdir(mode=0o700, exist_ok=True)
-    gpg = ["gpg", "--homedir", str(home), "--batch", "--yes", "--no-tty", "--quiet"]
-    try:
-        make = [*gpg, "--passphrase", "", "--quick-generate-key", f"{key.stem} <test@example.org>", "ed25519", "sign"]
-        _run(*make)
-        listed = _run(*gpg, "--list-keys", "--with-colons", key.stem).splitlines()
-        fingerprint = next(line.split(":")[9] for line in listed if line.startswith("fpr"))
-        key.write_text(_run(*gpg, "--armor", "--export", fingerprint))
-        _run(*gpg, "-u", fingerprint, "--clearsign", "-o", str(folder / "InRelease"), str(folder / "Release"))
-    finally:
-        _run("gpgconf", "--homedir", str(home), "--kill", "all")
-    return fingerprint
+    return publish(folder, packages, folder / "key.asc", Origin="NVIDIA", Label=LABEL)
 
 
 def sysfs(root: Path, kind: str) -> None:
@@ -234,30 +183,3 @@ def sysfs(root: Path, kind: str) -> None:
         for key, value in (("vendor", "0x10de"), ("device", name), ("class", pci_class)):
             (place / key).write_text(value + "\n")
     (base / "sys/module").mkdir(parents=True, exist_ok=True)
-
-
-def _build(folder: Path, package: Package) -> None:
-    tree = folder.parent / "build" / package.file_name
-    for path, text in {**package.files, "DEBIAN/control": package.control()}.items():
-        place = tree / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
-        place.chmod(0o755 if text.startswith("#!") else 0o644)
-    if package.postinst:
-        script = tree / "DEBIAN/postinst"
-        script.write_text(f"#!/bin/sh\n{package.postinst}exit 0\n")
-        script.chmod(0o755)
-    _run("dpkg-deb", "-Znone", "--root-owner-group", "--build", str(tree), str(folder / package.file_name))
-
-
-def _entry(folder: Path, package: Package) -> str:
-    data = (folder / package.file_name).read_bytes()
-    digest = hashlib.sha256(data).hexdigest()
-    return f"{package.control()}Filename: ./{package.file_name}\nSize: {len(data)}\nSHA256: {digest}\n"
-
-
-def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
-    return done.stdout

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import shutil
 import subprocess
 from pathlib import Path
 
-from tests.system.hosts.tree import cache_directory, root_tree
+from tests.system.hosts.tree import cache_directory, kept, root_tree
 
 # What a cloud image or a fresh installation has, and not more.
 BARE = (
@@ -57,18 +56,14 @@ def mirror(packages: tuple[str, ...] = PACKAGES) -> Path:
     tree = bare_tree()
     status = tree / "var/lib/dpkg/status"
     key = hashlib.sha256("\n".join([*packages, status.read_text()]).encode()).hexdigest()[:12]
-    folder = cache_directory() / f"mirror-{key}"
-    with (cache_directory() / "mirror.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.is_dir():
-            for old in cache_directory().glob("mirror-*"):
-                shutil.rmtree(old, ignore_errors=True)
-            fresh = cache_directory() / "mirror.fresh"
-            shutil.rmtree(fresh, ignore_errors=True)
-            _download(fresh, status, packages)
-            index(fresh)
-            fresh.rename(folder)
-    return folder
+
+    def build(fresh: Path) -> None:
+        for old in cache_directory().glob("mirror-*"):
+            shutil.rmtree(old, ignore_errors=True)
+        _download(fresh, status, packages)
+        index(fresh)
+
+    return kept(cache_directory() / f"mirror-{key}", build)
 
 
 def index(folder: Path) -> None:

@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.system.hosts.cluster import running
+from tests.system.hosts.needs import needs_root_and
 from tests.system.playbooks.ansible import Ansible, Outcome
 from tests.system.playbooks.bare import BareCluster
 from tests.system.playbooks.conftest import TOOLS
 from tests.system.playbooks.mirror import bare_tree, mirror
 
-NETWORK = "10.84.0"
+NAME, NETWORK = "lwr", "10.84.0"
 Play = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="session")
 def own() -> Iterator[BareCluster]:
     """lwr1 (head), lwr2 and lwr3 (nodes)."""
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
-    if os.geteuid() != 0 or missing:
-        pytest.skip(f"needs root and {', '.join(TOOLS)} (missing: {', '.join(missing) or 'root'})")
+    needs_root_and(TOOLS)
     state = Path("/var/tmp") / f"loopworks-roles-{os.getpid()}"
-    made = BareCluster(state, bare_tree(), 3, name="lwr", network=NETWORK, mirrors=[mirror()], read_only=[], shared=[])
+    made = BareCluster(state, bare_tree(), 3, name=NAME, network=NETWORK, mirrors=[mirror()], read_only=[], shared=[])
     with running(made) as hosts:
         names = "".join(f"{host.address} {host.name}\n" for host in hosts.hosts)
-        for host in hosts.hosts:  # what role base would lay down
-            host.ssh(f"printf '{names}' >> /etc/hosts; apt-get -qq update")
+        prepare = f"printf '{names}' >> /etc/hosts; apt-get -qq update"  # what role base would lay down
+        with ThreadPoolExecutor(len(hosts.hosts)) as pool:
+            list(pool.map(lambda host: host.ssh(prepare), hosts.hosts))
         yield hosts
 
 

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-PLAYBOOKS = Path(__file__).resolve().parents[3] / "playbooks"
-
-
-def load(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.replace("/", "_").removesuffix(".py"), PLAYBOOKS / path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
+from tests.unit.playbooks.plugins import load
 
 addresses = load("filter_plugins/addresses.py")
 kernels = load("roles/base/filter_plugins/kernels.py")

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-PLAYBOOKS = Path(__file__).resolve().parents[3] / "playbooks"
+from tests.unit.playbooks.plugins import load
+
 KEY = "ssh-ed25519 AAAAC3Nz someone"
-
-
-def load(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.replace("/", "_").removesuffix(".py"), PLAYBOOKS / path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 logins = load("roles/ssh/filter_plugins/logins.py")
 login = load("roles/loopworks/library/loopworks_login.py")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +11,9 @@ from ansible.errors import AnsibleFilterError
 from hypothesis import given
 from hypothesis import strategies as st
 
-ROLE = Path(__file__).resolve().parents[3] / "playbooks/roles/storage"
-SPEC = importlib.util.spec_from_file_location("storage_filters", ROLE / "filter_plugins/storage.py")
-assert SPEC is not None and SPEC.loader is not None
-storage = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(storage)
+from tests.unit.playbooks.plugins import load
+
+storage = load("roles/storage/filter_plugins/storage.py")
 
 GROUPS = {"head": ["head1"], "gpu_nodes": ["gpu1", "gpu2"], "storage": []}
 HOSTVARS: dict[str, Any] = {
@@ -132,3 +128,24 @@ def test_scratch_that_is_there_is_used() -> None:
     disks = [disk(f"/dev/nvme{n}n1", fstype="linux_raid_member", children=[array]) for n in range(2)]
     assert storage.scratch_plan({"blockdevices": disks}, ["/dev/nvme0n1", "/dev/nvme1n1"])["action"] == "use"
     assert storage.scratch_plan({"blockdevices": disks}, [])["why"] == "no local disks for scratch"
+
+
+def test_the_client_is_that_of_the_running_kernel_or_it_is_said_which_kernels_have_one() -> None:
+    served = [f"5.15.0-{build}-aws" for build in (1084, 999, 1101, 1090)]
+    offered = ["lustre-client-modules-aws", *(f"lustre-client-modules-{kernel}" for kernel in served)]
+    found = storage.lustre_client(offered, "5.15.0-1090-aws")
+    assert found == {
+        "package": "lustre-client-modules-5.15.0-1090-aws",
+        "kernels": ["5.15.0-1101-aws", "5.15.0-1090-aws", "5.15.0-1084-aws"],
+    }
+    assert storage.lustre_client(offered, "5.15.0-108-aws")["package"] == "", "the whole name counts"
+    assert storage.lustre_client([], "6.1.0-18-amd64") == {"package": "", "kernels": []}
+
+
+def test_each_part_of_the_client_that_is_installed_is_held_once() -> None:
+    lines = [
+        "ii  lustre-client-utils",
+        "hi  lustre-client-modules-6.8.0-1-aws",
+        "rc  lustre-client-modules-6.8.0-0-aws",
+    ]
+    assert storage.lustre_unheld(lines) == ["lustre-client-utils"]

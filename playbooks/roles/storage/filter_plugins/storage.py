@@ -11,6 +11,9 @@ from ansible.errors import AnsibleFilterError
 LUSTRE_KINDS = ("fsx-lustre", "lustre")
 SCRATCH_LABEL = "lw-scratch"
 EXPORT_LABEL = "lw-export"
+# Each serves one kernel; those without a number are metapackages and sources.
+LUSTRE_CLIENT = re.compile(r"lustre-client-modules-(?P<kernel>\d.*)$")
+NEWEST = 3
 PLAIN_PATH = re.compile(r"/[A-Za-z0-9_.@-]+(/[A-Za-z0-9_.@-]+)*$")
 
 
@@ -113,6 +116,22 @@ def _packages(plan: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
     return [] if facts.get("lustre_module") else ["python3-debian"]  # for deb822_repository
 
 
+def lustre_client(names: Sequence[str], kernel: str) -> dict[str, Any]:
+    """Returns the package of the running kernel among the names on offer, and the newest kernels that have one.
+
+    The result: package (empty where there is none) and kernels (three at most, newest first).
+    """
+    served = [match["kernel"] for match in map(LUSTRE_CLIENT.match, names) if match]
+    newest = sorted(served, key=lambda name: [int(part) for part in re.findall(r"\d+", name)], reverse=True)
+    return {"package": f"lustre-client-modules-{kernel}" if kernel in served else "", "kernels": newest[:NEWEST]}
+
+
+def lustre_unheld(lines: Sequence[str]) -> list[str]:
+    """Installed packages that are not held yet, of `dpkg-query --showformat '${db:Status-Abbrev} ${Package}\\n'`."""
+    found = [line.split() for line in lines]
+    return [name for state, name in found if state[1:2] == "i" and state[0] != "h"]
+
+
 def data_disk(lsblk: Mapping[str, Any], device: str, volume_id: str = "") -> dict[str, str]:
     """Returns the disk for the export: device, action (use, format, refuse) and why.
 
@@ -180,4 +199,6 @@ class FilterModule:
             "storage_plan": storage_plan,
             "storage_data_disk": data_disk,
             "storage_scratch_plan": scratch_plan,
+            "storage_lustre_client": lustre_client,
+            "storage_lustre_unheld": lustre_unheld,
         }
