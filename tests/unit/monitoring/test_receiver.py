@@ -75,7 +75,8 @@ def test_a_state_folder_that_cannot_be_is_said(layout: Layout) -> None:
 
 
 def test_a_machine_that_is_monitored_already_is_told_as_such(receiver: Receiver, layout: Layout) -> None:
-    taken = served.served(Ports(*(free_port() for _ in range(2)), layout.ports.control, *(free_port() for _ in "ab")))
+    free = [free_port() for _ in range(4)]
+    taken = served.served(Ports(free[0], free[1], layout.ports.control, free[2], free[3]))
     assert list(taken) == [layout.ports.control]
     told = str(already_served({9090: "Prometheus", **taken}))
     assert "monitored already" in told and "9090: Prometheus" in told and str(layout.runs_dir) in told

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -55,7 +56,7 @@ def test_runs_are_told_with_their_cluster(layout: Layout) -> None:
 def make_run_on_nodes(layout: Layout, name: str, ages_s: dict[str, float]) -> RunFolder:
     """A run on nodes whose supervisor is not on this machine; each node last reported so long ago."""
     run = make_run(layout, name, "training")
-    settings = {"nodes": [{"name": node} for node in ages_s], "facts": {node: {} for node in ages_s}}
+    settings: dict[str, Any] = {"nodes": [{"name": node} for node in ages_s], "facts": {node: {} for node in ages_s}}
     settings |= {"min_nodes": 1, "most_nodes": 2, "restarts": 3, "hang_s": 60, "code": "~/code"}
     (run.path / "nodes.json").write_text(json.dumps(settings))
     (run.path / "supervision.json").write_text(json.dumps({"pid": 999_999_999, "start": 1.0, "attempt": 2}))

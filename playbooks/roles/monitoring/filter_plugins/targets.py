@@ -44,18 +44,15 @@ def finding_elastic_nodes(configuration: str, elastic: dict[str, Any]) -> str:
     for job, port in elastic.get("ports", {}).items():
         pattern = rf"(?P<files>^    file_sd_configs: \[\{{files: \[targets/{job}/\*\.json\][^\n]*\n)"
         pattern += r"(?P<between>(?:(?!  - job_name)[^\n]*\n)*?    relabel_configs:\n)"
-        text = _DISCOVERY.format(job=job, port=port, **{key: json.dumps(elastic[key]) for key in ("region", "group")})
+        found = re.search(pattern, configuration, re.MULTILINE)
+        if found is None:
+            raise ValueError(f"prometheus.yml: the targets of the job {job} are not where they were expected")
+        question = _DISCOVERY.format(port=port, **{key: json.dumps(elastic[key]) for key in ("region", "group")})
         labels = _ELASTIC_LABELS.format(
             node=json.dumps(f"{elastic['cluster']}-elastic-$1"), cluster=json.dumps(elastic["cluster"])
         )
-        configuration, found = re.subn(
-            pattern,
-            lambda match, text=text, labels=labels: match["files"] + text + match["between"] + labels,
-            configuration,
-            flags=re.MULTILINE,
-        )
-        if found != 1:
-            raise ValueError(f"prometheus.yml: the targets of the job {job} are not where they were expected")
+        made = found["files"] + question + found["between"] + labels
+        configuration = configuration[: found.start()] + made + configuration[found.end() :]
     return configuration
 
 
