@@ -9,6 +9,9 @@ from typing import Any
 
 OLDEST_BRANCH = 580
 BRANCHES = ("580", "595", "620")
+# Of role nvidia, for an inventory that names a version only.
+DEFAULT_BRANCH = "580"
+TRUE = ("true", "yes", "on", "1")
 STORAGE_KINDS = ("fsx-lustre", "lustre", "efs", "nfs", "none")
 
 
@@ -23,7 +26,10 @@ def inventory_faults(hostvars: Any, groups: dict[str, list[str]]) -> list[str]:
         return faults
     values = {name: hostvars[name] for name in hosts}
     faults += _address_faults(values)
-    return faults + _grouped([(name, fault) for name in hosts for fault in host_faults(values[name])], len(hosts))
+    found = [(name, fault) for name in hosts for fault in host_faults(values[name])]
+    nodes = [name for name in groups.get("gpu_nodes", []) if name in values]
+    found += [(name, fault) for name in nodes for fault in fabric_faults(values[name])]
+    return faults + _grouped(found, len(hosts))
 
 
 def host_faults(variables: Any) -> list[str]:
@@ -107,12 +113,34 @@ def _key_faults(variables: Any) -> list[str]:
 
 
 def _driver_faults(variables: Any) -> list[str]:
-    branch = variables.get("nvidia_driver_branch")
-    if branch is None or str(branch) in BRANCHES:
+    branch = str(variables.get("nvidia_driver_branch") or DEFAULT_BRANCH)
+    version = str(variables.get("nvidia_version") or "")
+    if branch not in BRANCHES:
+        old = branch.isdigit() and int(branch) < OLDEST_BRANCH
+        cause = "no longer gets updates" if old else "is not a branch that this version knows"
+        return [f"nvidia_driver_branch: {branch} {cause}. Take one of {', '.join(BRANCHES)}"]
+    if not version or version.startswith(f"{branch}."):
         return []
-    old = str(branch).isdigit() and int(branch) < OLDEST_BRANCH
-    cause = "no longer gets updates" if old else "is not a branch that this version knows"
-    return [f"nvidia_driver_branch: {branch} {cause}. Take one of {', '.join(BRANCHES)}"]
+    other = version.split(".", maxsplit=1)[0]
+    remedy = f"Set nvidia_driver_branch to {other} too, or take" if other in BRANCHES else "Take"
+    return [
+        f"nvidia_version: {version} is not of branch {branch} (nvidia_driver_branch). "
+        f"{remedy} a version such as {branch}.126.09"
+    ]
+
+
+def fabric_faults(variables: Any) -> list[str]:
+    """DOCA-OFED beside EFA on a GPU node. One of AWS has EFA unless the inventory says that it has none."""
+    if variables.get("rdma_stack") != "doca":
+        return []
+    told = [str(variables.get(name, "")).lower() for name in ("loopworks_efa_enabled", "loopworks_efa_count")]
+    has_efa = told[0] in TRUE or told[1] not in ("", "0")
+    if not has_efa and (told != ["", ""] or variables.get("loopworks_provider") != "aws"):
+        return []
+    return [
+        "rdma_stack: doca cannot be on a node with EFA, since both bring an rdma-core of their own. Set rdma_stack: "
+        "inbox, or loopworks_efa_enabled: false where the node has no EFA device"
+    ]
 
 
 def _storage_faults(variables: Any) -> list[str]:

@@ -17,6 +17,9 @@ from tests.system.playbooks.own_hosts import Play
 pytest_plugins = ("tests.system.playbooks.own_hosts",)
 pytestmark = pytest.mark.system
 ROOT = "/opt/fabric"
+# A mark that says whether the host is a container; away until the next boot, the host looks like a machine.
+AS_MACHINE = "mv /run/systemd/container /run/systemd/container.away"
+REBOOT_MARK, BOOT = "/run/loopworks-reboot", "cat /proc/sys/kernel/random/boot_id"
 EFA = {"vendor": "0x1d0f", "device": "0xefa2", "class": "0x020000"}
 MELLANOX = {"vendor": "0x15b3", "device": "0x1021", "class": "0x020700"}
 
@@ -52,7 +55,7 @@ def test_efa_up_to_the_installers_command_line(own: BareCluster, play: Play, pub
     machine, container = own.hosts[1:]
     for node in (machine, container):
         plug(node, EFA, 4)
-    machine.ssh("mv /run/systemd/container /run/systemd/container.away")
+    machine.ssh(AS_MACHINE)
     settings: dict[str, Any] = {
         "loopworks_provider": "aws",
         "loopworks_facts_root": ROOT,
@@ -74,14 +77,24 @@ def test_efa_up_to_the_installers_command_line(own: BareCluster, play: Play, pub
         assert "no valid signature by key" in refused.output and "nothing was installed" in refused.output
     assert machine.ssh("ls /var/log/efa-standin.log", check=False).returncode != 0
 
+    boots = [node.ssh(BOOT).stdout for node in (machine, container)]
     applied = play("efa.yml", **settings)
     assert applied.returncode == 0, applied.output
+    now = [node.ssh(BOOT).stdout for node in (machine, container)]
+    assert (now[0] != boots[0], now[1] == boots[1]) == (True, True), "the installer asks for it on the machine only"
+    assert machine.ssh(f"cat {REBOOT_MARK}", check=False).returncode != 0, "one reboot, and it is no longer due"
     calls = [node.ssh("cat /var/log/efa-standin.log").stdout for node in (machine, container)]
     assert calls == ["-y\n", "-y --skip-kmod --skip-limit-conf --no-verify\n"]
     path = machine.ssh("cat /etc/ld.so.conf.d/loopworks-efa.conf").stdout.strip()
     assert path == "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu"
-    again = play("efa.yml", **settings)
+    machine.ssh(f"{AS_MACHINE}; echo 'rdma: other modules' > {REBOOT_MARK}")
+    machine.ssh("systemd-run --unit=run --setenv=LOOPWORKS_RUN=/shared/runs/demo sleep infinity")
+    again = play("efa.yml", "-v", **settings)
     assert (again.returncode, again.changed()) == (0, 0), again.changes()
+    waits = "a reboot is due (rdma: other modules), and a run is on the node (LOOPWORKS_RUN=/shared/runs/demo)"
+    assert waits in flat(again.output)
+    assert machine.ssh(BOOT).stdout == now[0]
+    machine.ssh(f"systemctl stop run; rm {REBOOT_MARK}")
     short = play("efa.yml", *only, efa_expected_devices=8, **settings)
     assert "libfabric sees 4 of 8 EFA devices" in flat(short.output)
     both = play("efa.yml", *only, rdma_stack="doca", **settings)

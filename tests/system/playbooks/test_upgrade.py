@@ -24,8 +24,8 @@ LOCAL = """
   gather_facts: false
   vars: {ansible_python_interpreter: "{{ ansible_playbook_python }}"}
   tasks:
-    - ansible.builtin.include_role: {name: nvidia, tasks_from: reboot}
-      vars: {nvidia_reboot: true, __nvidia_due: another module is loaded}
+    - ansible.builtin.include_role: {name: loopworks, tasks_from: reboot}
+      vars: {loopworks_reboot: true, loopworks_reboot_reason: another module is loaded}
 """
 
 
@@ -105,12 +105,13 @@ def test_run_that_does_not_leave_and_a_new_kernel(installed: Fleet) -> None:
     kernel = "dpkg-query -W -f '${Version}' linux-image-amd64"
     assert installed.run(kind, kernel) == old
 
-    installed.run(kind, "systemctl stop run")
+    installed.run(kind, "systemctl stop run; echo 'efa: another kernel module' > /run/loopworks-reboot")
     boot, driver = installed.boot(kind), driver_versions(installed, kind)
     done = installed.play("upgrade.yml", *options, kinds=(kind,))
     assert done.returncode == 0, done.output
     assert installed.run(kind, kernel) == new
     assert installed.boot(kind) != boot
+    assert done.output.count("TASK [loopworks : Reboot, few at a time]") == 1, "one for both reasons"
     assert driver_versions(installed, kind) == driver
     assert set(image.split()) <= set(installed.run(kind, "apt-mark showhold").split())
     assert not is_marked(installed, kind)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 SPEC = importlib.util.spec_from_file_location("cluster_filters", ROOT / "playbooks/filter_plugins/cluster.py")
@@ -29,6 +30,8 @@ def faults(head: list[str] | None = None, **variables: Any) -> list[str]:
 
 def test_a_good_inventory_has_none() -> None:
     assert faults() == []
+    assert faults(nvidia_version="580.126.09") == []
+    assert faults(nvidia_driver_branch=595, nvidia_version="595.71.05") == []
     assert faults(nvidia_driver_branch="580", loopworks_storage={"kind": "nfs", "mount_point": "/shared"}) == []
 
 
@@ -37,6 +40,13 @@ def test_a_good_inventory_has_none() -> None:
     [
         ({"nvidia_driver_branch": 570}, ["all hosts", "nvidia_driver_branch", "570 no longer gets updates", "580"]),
         ({"nvidia_driver_branch": "newest"}, ["newest is not a branch", "580, 595, 620"]),
+        (
+            {"nvidia_version": "595.71.05"},
+            ["all hosts: nvidia_version: 595.71.05 is not of branch 580", "Set nvidia_driver_branch to 595 too"],
+        ),
+        ({"nvidia_version": "570.124.06"}, ["is not of branch 580", "Take a version such as 580.126.09"]),
+        ({"nvidia_version": 580}, ["580 is not of branch 580"]),
+        ({"nvidia_driver_branch": "620", "nvidia_version": "580.126.09"}, ["is not of branch 620", "to 580 too"]),
         ({"loopworks_allowed_cidrs": ["0.0.0.0/0"]}, ["whole internet", "6379", "loopworks_open_to_world"]),
         ({"loopworks_allowed_cidrs": ["::/0"]}, ["whole internet"]),
         ({"loopworks_allowed_cidrs": ["10.0.0.1/8"]}, ["loopworks_allowed_cidrs", "host bits", "10.20.0.0/16"]),
@@ -52,6 +62,37 @@ def test_a_fault_names_variable_cause_and_remedy(variables: dict[str, Any], name
     (fault,) = faults(**variables)
     for name in names:
         assert name in fault
+
+
+@pytest.mark.parametrize(
+    "efa",
+    [
+        {"loopworks_provider": "aws"},
+        {"loopworks_provider": "aws", "loopworks_efa_enabled": True, "loopworks_efa_count": 4},
+        {"loopworks_efa_enabled": "true"},
+        {"loopworks_efa_enabled": False, "loopworks_efa_count": "4"},
+    ],
+)
+def test_two_stacks_of_rdma_are_refused_on_nodes_with_efa(efa: dict[str, Any]) -> None:
+    (fault,) = faults(rdma_stack="doca", **efa)
+    assert fault.startswith("gpu1, gpu2: rdma_stack: doca cannot be on a node with EFA"), "the head has neither"
+    assert "Set rdma_stack: inbox" in fault
+    assert faults(rdma_stack="inbox", **efa) == []
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [{}, {"loopworks_provider": "private"}, {"loopworks_provider": "aws", "loopworks_efa_enabled": False}],
+)
+def test_doca_may_be_where_there_is_no_efa(plain: dict[str, Any]) -> None:
+    assert faults(rdma_stack="doca", **plain) == []
+
+
+def test_branches_are_those_of_the_role() -> None:
+    role = ROOT / "playbooks/roles/nvidia"
+    option = yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]["main"]["options"]
+    branch = option["nvidia_driver_branch"]
+    assert (tuple(branch["choices"]), branch["default"]) == (filters.BRANCHES, filters.DEFAULT_BRANCH)
 
 
 def test_the_override_opens_to_the_world() -> None:

@@ -1,4 +1,4 @@
-"""Modules of the role nvidia: fingerprints of key files, what apt, dpkg and systemd say; templates."""
+"""Modules of the role nvidia: fingerprints of key files, what apt, dpkg and systemd say, runs; templates."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.unit.playbooks.test_nvidia_plan import ROLE, load
 
 key, state = load(ROLE / "library/nvidia_apt_key.py"), load(ROLE / "library/nvidia_state.py")
+node = load(ROLE.parent / "loopworks/library/loopworks_facts.py")
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,7 @@ def test_runs_are_found_by_their_environment(tmp_path: Path) -> None:
         (tmp_path / pid).mkdir()
         (tmp_path / pid / "environ").write_text(variables + "\0")
     (tmp_path / "77").mkdir()
-    assert state.runs(tmp_path) == ["LOOPWORKS_RUN=/runs/x", "SLURM_JOB_ID=7"]
+    assert node.runs(tmp_path) == ["LOOPWORKS_RUN=/runs/x", "SLURM_JOB_ID=7"]
 
 
 def rendered(name: str, **variables: Any) -> str:

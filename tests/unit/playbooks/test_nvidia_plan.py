@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,7 +36,7 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-nvidia = load(ROLE / "filter_plugins/nvidia.py")
+nvidia, boards = load(ROLE / "filter_plugins/nvidia.py"), load(ROLE / "filter_plugins/boards.py")
 
 
 def facts(board: tuple[str, int, int, bool], **more: Any) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def offers(*versions: str) -> dict[str, list[str]]:
 
 def state(offered: dict[str, list[str]] | None = None, **more: Any) -> dict[str, Any]:
     offered = offers("620.19.01", "595.71.05", NEW, OLD) if offered is None else offered
-    return {"offers": offered, "installed": {}, "held": [], "units": {}, "runs": [], "drained": "", **more}
+    return {"offers": offered, "installed": {}, "held": [], "units": {}, "drained": "", **more}
 
 
 def installed(version: str = OLD) -> dict[str, str]:
@@ -78,7 +79,11 @@ def installed(version: str = OLD) -> dict[str, str]:
 
 
 def plan(board: tuple[str, int, int, bool], have: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    found: dict[str, Any] = nvidia.nvidia_plan(have or state(), facts(board), settings(**more))
+    return plan_of(have or state(), facts(board), settings(**more))
+
+
+def plan_of(have: dict[str, Any], seen: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = nvidia.nvidia_plan(have, seen, boards.nvidia_board(seen, wanted), wanted)
     return found
 
 
@@ -156,7 +161,7 @@ def test_check_mode_on_a_bare_host_knows_no_packages() -> None:
 
 
 def test_a_driver_that_no_package_has_brought_is_left_alone() -> None:
-    made = nvidia.nvidia_plan(state(), facts(A100, nvidia_module_version=OLD), settings())
+    made = plan_of(state(), facts(A100, nvidia_module_version=OLD), settings())
     assert made["requests"] == []
     assert f"driver {OLD} runs here and no package has brought it" in made["faults"][0]
 
@@ -186,7 +191,7 @@ def test_ubuntus_archive_gives_signed_modules_for_the_running_kernel() -> None:
     assert {f"linux-modules-nvidia-580-server-open-{name}" for name in (kernel, "aws")} <= set(names)
     assert not any("dkms" in name and "no-dkms" not in name for name in names)
     assert not any(name.startswith("linux-headers") for name in names)
-    assert nvidia.nvidia_faults(facts(A100, secure_boot=True), settings(**ubuntu)) == []
+    assert boards.nvidia_faults(facts(A100, secure_boot=True), settings(**ubuntu)) == []
     (fault,) = plan(A100, state(archive("6.8.0-9-aws")), **ubuntu)["faults"]
     assert fault.startswith("linux-modules-nvidia-580-server-open-6.8.0-1015-aws is not on offer")
 
@@ -199,6 +204,11 @@ def test_worlds_do_not_mix(world: str, foreign: str) -> None:
     have = state({**offers(NEW), **archive(kernel)}, installed={foreign: f"{OLD}-1"})
     made = plan(A100, have, world=world, distribution="Ubuntu", kernel=kernel, container=True)
     assert f"({foreign}), and the two do not mix" in " ".join(made["faults"])
+
+
+def test_branches_are_those_that_may_be_chosen() -> None:
+    specification = yaml.safe_load((ROLE / "meta/argument_specs.yml").read_text())["argument_specs"]["main"]
+    assert tuple(specification["options"]["nvidia_driver_branch"]["choices"]) == boards.BRANCHES
 
 
 @pytest.mark.parametrize(
@@ -214,22 +224,22 @@ def test_worlds_do_not_mix(world: str, foreign: str) -> None:
     ],
 )
 def test_refused(board: tuple[str, int, int, bool], more: dict[str, Any], said: str) -> None:
-    (fault,) = nvidia.nvidia_faults(facts(board), settings(**more))
+    (fault,) = boards.nvidia_faults(facts(board), settings(**more))
     assert said in fault
 
 
 def test_secure_boot_points_to_signed_modules() -> None:
     secure = facts(A100, secure_boot=True)
-    (fault,) = nvidia.nvidia_faults(secure, settings(distribution="Ubuntu"))
+    (fault,) = boards.nvidia_faults(secure, settings(distribution="Ubuntu"))
     assert "secure boot is on" in fault
     assert "nvidia_world: ubuntu-archive" in fault
-    assert nvidia.nvidia_faults(secure, settings(own_signing_key=True)) == []
+    assert boards.nvidia_faults(secure, settings(own_signing_key=True)) == []
 
 
 @given(st.integers(0x1000, 0x3FFF))
 def test_some_modules_serve_every_gpu(device: int) -> None:
     board = (f"{device:#06x}", 1, 0, device >= 0x1E00)
-    assert nvidia.nvidia_faults(facts(board), settings()) == []
+    assert boards.nvidia_faults(facts(board), settings()) == []
 
 
 def test_reboot_is_due_only_for_another_module_or_nouveau() -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Facts of a node that Ansible's setup does not tell: GPUs, NVSwitches, fabric, modules. Reads /sys and /proc only."""
+"""Facts of a node that Ansible's setup does not tell: GPUs, NVSwitches, fabric, modules, runs. Reads only."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 ansible_facts:
-  description: The key loopworks with gpu_count, gpus, nvswitch_count, infiniband and so on.
+  description: The key loopworks with gpu_count, gpus, nvswitch_count, infiniband, runs, reboot_due and so on.
   type: dict
   returned: always
 """
@@ -42,6 +42,10 @@ GPU_CLASSES, NVSWITCH_CLASS, NETWORK_CLASSES = ("0x0300", "0x0302"), "0x0680", (
 EFA_DEVICES = re.compile(r"0xefa[0-9a-f]$")
 # Open kernel modules serve Turing and later. Device numbers follow the order of architectures; Turing begins here.
 FIRST_TURING_DEVICE = 0x1E00
+# Processes of a run, whoever started it.
+RUN_VARIABLES = ("LOOPWORKS_RUN=", "SLURM_JOB_ID=")
+# Every role that needs a reboot writes a line into it. Below /run, so that the reboot takes it away.
+REBOOT_FLAG = "/run/loopworks-reboot"
 SECURE_BOOT = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 DEADLINE_S = 20
 
@@ -137,6 +141,15 @@ def drained(root):
         return text
 
 
+def runs(proc="/proc"):
+    """Runs and jobs that have a process here, sorted."""
+    found = set()
+    for path in Path(proc).glob("[0-9]*/environ"):
+        words = read(path).split("\0")  # empty where the process is gone meanwhile
+        found.update(word for word in words if word.startswith(RUN_VARIABLES) and word[-1:] != "=")
+    return sorted(found)
+
+
 def nvidia_smi():
     """Driver version by NVML and the number of GPUs that it sees; empty and 0 where there is none."""
     tool = shutil.which("nvidia-smi")
@@ -164,6 +177,8 @@ def collect(root):
         "nfs_module": module_available("nfsv4"),
         "container": bool(read("/run/systemd/container")),
         "drained": drained(root),
+        "runs": runs(),
+        "reboot_due": read(REBOOT_FLAG).splitlines(),
     }
 
 

@@ -1,18 +1,10 @@
-"""Decisions about the NVIDIA driver of a node: from facts, package lists and variables to packages and verdicts."""
+"""Decisions about the NVIDIA driver of a node: from lists of packages to what is installed, and verdicts."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-BRANCHES = ("580", "595", "620")
-OLDEST_BRANCH = 580
-# The last branch with modules for what came before Turing.
-LAST_BRANCH_BEFORE_TURING = 580
-# PCI device numbers by architecture: Turing, Ampere (GA100, then GA10x), Hopper, Ada, Blackwell.
-FIRST_TURING, FIRST_HOPPER, FIRST_GA10X, FIRST_ADA, FIRST_BLACKWELL = 0x1E00, 0x2300, 0x2400, 0x2600, 0x2900
-# Blackwell on boards whose NVLink switches have no PCI class of their own (GB100 and its successors).
-NVLINK5_DEVICES = (range(0x2900, 0x2A00), range(0x3180, 0x3200))
 DRIVER_VERSION = re.compile(r"(?:\d+:)?(\d{3}\.\d+(?:\.\d+)*)(?:-|$)")
 WORLDS = {"nvidia": re.compile(r"(nvidia-open|cuda-drivers)(-\d+)?$"), "ubuntu-archive": re.compile(r".*-\d+-server")}
 # Tools that Ubuntu keeps at versions of their own.
@@ -41,103 +33,31 @@ def driver_parts(installed: dict[str, str]) -> dict[str, str]:
     return {name: version for name, version in versions.items() if version}
 
 
-def devices(facts: dict[str, Any]) -> list[int]:
-    """Returns the PCI device numbers of the GPUs."""
-    return [int(gpu["device"], 16) for gpu in facts["gpus"]]
-
-
-def modules_of(facts: dict[str, Any], wanted: str) -> str:
-    """Returns `open` or `proprietary`."""
-    if wanted != "auto":
-        return wanted
-    return "open" if facts["open_modules"] else "proprietary"
-
-
-def needs_fabric_manager(facts: dict[str, Any], wanted: str) -> bool:
-    """True where CUDA does not begin without Fabric Manager."""
-    if wanted != "auto":
-        return wanted == "always"
-    return facts["nvswitch_count"] > 0 or has_nvlink5(facts)
-
-
-def has_nvlink5(facts: dict[str, Any]) -> bool:
-    """True for Blackwell boards with NVLink: their Fabric Manager also needs nvlsm and the module ib_umad."""
-    return any(device in numbers for device in devices(facts) for numbers in NVLINK5_DEVICES)
-
-
-def is_ampere_or_older(device: int) -> bool:
-    """True where DCGM's profiling needs its proprietary part."""
-    return device < FIRST_HOPPER or FIRST_GA10X <= device < FIRST_ADA
-
-
-def nvidia_faults(facts: dict[str, Any], settings: dict[str, Any]) -> list[str]:
-    """Returns what cannot work on this node, before anything is touched: one line each with cause and remedy."""
-    branch, modules = str(settings["branch"]), modules_of(facts, settings["modules"])
-    faults = _branch_faults(branch, str(settings["version"]))
-    if faults:
-        return faults
-    old = [device for device in devices(facts) if device < FIRST_TURING]
-    new = [device for device in devices(facts) if device >= FIRST_BLACKWELL]
-    if old and int(branch) > LAST_BRANCH_BEFORE_TURING:
-        faults.append(
-            f"nvidia_driver_branch: {branch} has no modules for GPU {old[0]:#06x} (older than Turing). "
-            f"Set {LAST_BRANCH_BEFORE_TURING} for this host"
-        )
-    if old and modules == "open":
-        faults.append(f"nvidia_modules: open modules do not serve GPU {old[0]:#06x} (older than Turing). Leave auto")
-    if new and modules == "proprietary":
-        faults.append(f"nvidia_modules: GPU {new[0]:#06x} (Blackwell or newer) has open modules only. Leave auto")
-    return faults + _world_faults(facts, settings)
-
-
-def _branch_faults(branch: str, version: str) -> list[str]:
-    if branch not in BRANCHES:
-        old = branch.isdigit() and int(branch) < OLDEST_BRANCH
-        cause = "no longer gets updates" if old else "is not a branch that this version knows"
-        return [f"nvidia_driver_branch: {branch} {cause}. Take one of {', '.join(BRANCHES)}"]
-    if version and not version.startswith(f"{branch}."):
-        return [
-            f"nvidia_version: {version} is not of branch {branch}. "
-            f"Set nvidia_driver_branch to {version.split('.', maxsplit=1)[0]} too, or take another version"
-        ]
-    return []
-
-
-def _world_faults(facts: dict[str, Any], settings: dict[str, Any]) -> list[str]:
-    if settings["world"] == "ubuntu-archive" and settings["distribution"] != "Ubuntu":
-        return [f"nvidia_world: ubuntu-archive is for Ubuntu, and this is {settings['distribution']}. Take nvidia"]
-    if settings["world"] == "nvidia" and facts["secure_boot"] and not settings["own_signing_key"]:
-        answer = "Set nvidia_world: ubuntu-archive (signed modules)" if settings["distribution"] == "Ubuntu" else ""
-        answer = answer or "Turn secure boot off in the firmware"
-        return [
-            "nvidia_world: secure boot is on, and modules that are built here would not load. "
-            f"{answer}, or enrol a key for DKMS and set nvidia_own_signing_key: true"
-        ]
-    return []
-
-
-def nvidia_plan(state: dict[str, Any], facts: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns what is to be installed.
+def nvidia_plan(
+    state: dict[str, Any], facts: dict[str, Any], board: dict[str, Any], settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns what is to be installed; `board` is what nvidia_board says of the GPUs.
 
     `faults` has what stops it; `version` is the driver's, `requests` what apt is asked for in one transaction (empty
     when all is there), `moves` says whether that takes a driver away that may be in use, `release` the holds to take
     off before, `stale` packages that pin another version, `services` the units to run. `is_known` is False while the
     repository is not on the node yet (check mode on a bare host).
     """
-    plan = _Plan(state, facts, settings)
-    return plan.result()
+    return _Plan(state, facts, board, settings).result()
 
 
 class _Plan:
     """The plan while it is made: what several of its parts look at."""
 
-    def __init__(self, state: dict[str, Any], facts: dict[str, Any], settings: dict[str, Any]) -> None:
-        self.state, self.facts, self.settings = state, facts, settings
+    def __init__(
+        self, state: dict[str, Any], facts: dict[str, Any], board: dict[str, Any], settings: dict[str, Any]
+    ) -> None:
+        self.state, self.facts, self.board, self.settings = state, facts, board, settings
         self.offers: dict[str, list[str]] = state["offers"]
         self.installed: dict[str, str] = state["installed"]
         self.branch, self.kernel = str(settings["branch"]), str(settings["kernel"])
-        self.modules = modules_of(facts, settings["modules"])
-        self.fabric_manager = needs_fabric_manager(facts, settings["fabric_manager"])
+        self.modules: str = board["modules"]
+        self.fabric_manager: bool = board["fabric_manager"]
         self.is_archive = settings["world"] == "ubuntu-archive"
 
     def result(self) -> dict[str, Any]:
@@ -154,7 +74,7 @@ class _Plan:
             "version": version,
             "modules": self.modules,
             "fabric_manager": self.fabric_manager,
-            "nvlink5": has_nvlink5(self.facts),
+            "nvlink5": self.board["nvlink5"],
             "requests": requests,
             "moves": bool(requests) and any(have != version for have in driver_parts(self.installed).values()),
             "release": sorted(set(self.state["held"]) & set(held_parts(self.installed))) if requests else [],
@@ -276,7 +196,7 @@ class _Plan:
             names += [f"{stem}-{self.kernel}", *([flavour] if flavour in self.offers else [])]
         elif not self.settings["container"]:
             names.append(f"linux-headers-{self.kernel}")
-        if has_nvlink5(self.facts):
+        if self.board["nvlink5"]:
             names.append("nvlsm")
         if self.settings["dcgm"]:
             names += [f"datacenter-gpu-manager-4-{part}" for part in self.dcgm_parts()]
@@ -284,8 +204,7 @@ class _Plan:
 
     def dcgm_parts(self) -> list[str]:
         # All branches from 580 on are of CUDA 13.
-        older = any(is_ampere_or_older(device) for device in devices(self.facts))
-        return ["core", "cuda13", *(["proprietary"] if older else [])]
+        return ["core", "cuda13", *(["proprietary"] if self.board["proprietary_profiling"] else [])]
 
     def requests(self, version: str) -> list[str]:
         """Everything that is not as it should be, so that one transaction moves all of it."""
@@ -394,7 +313,6 @@ class FilterModule:
     def filters(self) -> dict[str, Any]:
         """Names of the filters."""
         return {
-            "nvidia_faults": nvidia_faults,
             "nvidia_plan": nvidia_plan,
             "nvidia_unheld": nvidia_unheld,
             "nvidia_kernel_plan": nvidia_kernel_plan,

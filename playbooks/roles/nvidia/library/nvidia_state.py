@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""What the package system and systemd know of the NVIDIA driver, and whether a run is on the node. Reads only."""
+"""What the package system and systemd know of the NVIDIA driver. Reads only."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ansible.module_utils.basic import AnsibleModule
 
 DOCUMENTATION = r"""
 module: nvidia_state
-short_description: Packages, holds and units of the NVIDIA driver, and runs on the node
+short_description: Packages, holds and units of the NVIDIA driver
 description:
-  - Returns what is on offer, installed and held, how the units stand, and which runs have processes here.
+  - Returns what is on offer, installed and held, how the units stand, and the drain mark.
   - Changes nothing.
 options:
   kernel:
@@ -24,14 +24,14 @@ author: Loopworks
 """
 
 EXAMPLES = r"""
-- name: Packages, units and runs
+- name: Packages and units
   nvidia_state:
     kernel: "{{ ansible_facts['kernel'] }}"
 """
 
 RETURN = r"""
 state:
-  description: The keys offers, installed, held, units, persistenced_exec, runs and drained.
+  description: The keys offers, installed, held, units, persistenced_exec and drained.
   type: dict
   returned: always
 """
@@ -54,8 +54,6 @@ ASKED = re.compile(
     r"(nvidia-open|cuda-drivers)(-\d+)?$|nvidia-fabricmanager(-\d+)?$|nvidia-driver-pinning-[\d.]+$|nvlsm$"
     r"|nvidia-headless-no-dkms-\d+-server(-open)?$|nvidia-utils-\d+-server$|datacenter-gpu-manager-4-"
 )
-# Processes of a run, whoever started it.
-RUN_VARIABLES = ("LOOPWORKS_RUN=", "SLURM_JOB_ID=")
 DRAIN_MARK = "/var/lib/loopworks/drained"
 
 
@@ -109,18 +107,6 @@ def exec_start(path):
     return lines[-1] if lines else ""
 
 
-def runs(proc="/proc"):
-    """Runs and jobs that have a process here, sorted."""
-    found = set()
-    for path in Path(proc).glob("[0-9]*/environ"):
-        try:
-            words = path.read_bytes().decode(errors="replace").split("\0")
-        except OSError:
-            continue  # gone meanwhile
-        found.update(word for word in words if word.startswith(RUN_VARIABLES) and word[-1:] != "=")
-    return sorted(found)
-
-
 def drained():
     """Text of the drain mark; empty where there is none."""
     try:
@@ -146,7 +132,6 @@ def collect(module):
         "held": output(module, "apt-mark", "showhold").split(),
         "units": state,
         "persistenced_exec": exec_start(state.get("nvidia-persistenced", {}).get("path", "")),
-        "runs": runs(),
         "drained": drained(),
     }
 
