@@ -8,7 +8,7 @@ CONSTRAINTS := constraints/$(PLATFORM).txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
 
-.PHONY: help train test test-here test-hosts test-vm lint format golden infra-demo wheelhouse pins install dev clean
+.PHONY: help train test test-here test-hosts test-images test-vm lint lint-types lint-imports lint-playbooks format golden infra-demo wheelhouse pins install dev clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -35,8 +35,15 @@ test-hosts: dev  ## the half on clusters of test hosts, which mostly waits
 lint: dev  ## ruff, mypy, import-linter, ansible-lint
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync lint-playbooks lint-types lint-imports
+
+lint-types: dev
 	@$(BIN)/mypy
+
+lint-imports: dev
 	@$(BIN)/lint-imports
+
+lint-playbooks: dev
 	@PATH="$(abspath $(BIN)):$$PATH" ansible-lint -q --nocolor playbooks
 
 format: dev  ## format the sources
@@ -49,6 +56,9 @@ golden: install  ## compare the model with the reference numbers
 
 infra-demo: dev  ## run the AWS program against a local stand-in: plan, resources, inventory, cost, destroy
 	@$(BIN)/python -m tests.infra_engine.demo $(ARGS)
+
+test-images: dev  ## build what test hosts start and install from, if it is not kept already (tests would do it too)
+	@$(BIN)/python -m tests.system.playbooks.images
 
 test-vm: dev  ## what needs a kernel of its own: limits, modules, NFS, reboots, in QEMU (minutes; root)
 	@$(BIN)/python -m pytest tests/vm $(ARGS)

@@ -2,50 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.system.conftest import CHECKOUT
 from tests.system.hosts.cluster import running
-from tests.system.hosts.tree import cache_directory
 from tests.system.playbooks.ansible import Ansible, Outcome
 from tests.system.playbooks.bare import BareCluster, BareHost
 from tests.system.playbooks.mirror import bare_tree, mirror
+from tests.system.playbooks.wheelhouse import wheels
 
 TOOLS = ("systemd-nspawn", "mmdebstrap", "ip", "ssh-keygen", "dpkg-scanpackages")
 NETWORK = "10.88.0"
-# What the wheelhouse serves: the project, with what the head needs beyond it.
-WANTED = ".[nodes]"
-UNUSED_AFTER_S = 7 * 86400
 # On the same wire, and in nobody's list: documentation networks. The first is allowed, the second is the world.
 PEOPLE, WORLD = "198.51.100.1", "203.0.113.1"
 
 
 @pytest.fixture(scope="session")
 def wheelhouse() -> Path:
-    """Wheels of all that a node's Python needs, for the hosts' own Python (Debian's). Kept between test runs."""
-    names = ("pyproject.toml", "constraints/common.txt", "constraints/cpu.txt")
-    content = b"\n".join([WANTED.encode(), *((CHECKOUT / name).read_bytes() for name in names)])
-    folder = cache_directory().parent / f"wheelhouse-{hashlib.sha256(content).hexdigest()[:12]}"
-    if not folder.is_dir():
-        fresh = folder.with_name(f"wheelhouse.fresh-{os.getpid()}")
-        for old in cache_directory().parent.glob("wheelhouse*"):
-            if time.time() - old.stat().st_mtime > UNUSED_AFTER_S:  # another run may be using it
-                shutil.rmtree(old, ignore_errors=True)
-        subprocess.run(["/usr/bin/python3", "-m", "venv", fresh / "venv"], check=True, capture_output=True, timeout=120)
-        wheel = [fresh / "venv/bin/pip", "wheel", "-q", "-c", "constraints/cpu.txt", "-w", fresh, WANTED]
-        subprocess.run(wheel, cwd=CHECKOUT, check=True, capture_output=True, timeout=900)
-        shutil.rmtree(fresh / "venv")
-        fresh.rename(folder)
-    return folder
+    """Wheels of all that a node's Python needs."""
+    return wheels()
 
 
 @pytest.fixture(scope="session")
