@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -86,6 +88,38 @@ def test_without_a_group_nothing_is_asked_for() -> None:
     assert finding_elastic_nodes(PROMETHEUS, {}) == PROMETHEUS
     with pytest.raises(ValueError, match="job node"):
         finding_elastic_nodes("scrape_configs: []\n", ELASTIC)
+
+
+def test_elastic_nodes_that_are_found_stand_in_no_file_of_targets(tmp_path: Path) -> None:
+    """As Ansible sees it: on AWS they come from EC2, on machines of one's own from the inventory."""
+    hosts = {name: {"ansible_connection": "local"} for name in ("h", "g1", "e1")}
+    variables = {"loopworks_elastic_group": "g", "loopworks_region": "r", "loopworks_cluster": "lab"}
+    groups = {"head": ["h"], "gpu_nodes": ["g1", "e1"], "elastic": ["e1"]}
+    children = {group: {"hosts": {name: hosts[name] for name in names}} for group, names in groups.items()}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"vars": variables, "children": children}}))
+    ports = "{{ __monitoring_elastic.ports | default({}) }}"
+    message = "{{ loopworks_provider }} {{ __monitoring_hosts }} {{ __monitoring_gpu_hosts }} " + ports
+    play = {
+        "hosts": "h",
+        "gather_facts": False,
+        "vars_files": [str(ROLE / "defaults/main.yml"), str(ROLE / "vars/main.yml")],
+        "tasks": [
+            {
+                "debug": {"msg": message},
+                "loop": ["aws", "private"],
+                "loop_control": {"loop_var": "loopworks_provider"},
+            }
+        ],
+    }
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
+    command = [sys.executable, "-m", "ansible.cli.playbook", "-i", "hosts.yml", "play.yml"]
+    environment = {**os.environ, "ANSIBLE_HOME": str(tmp_path), "ANSIBLE_LOCAL_TEMP": str(tmp_path)}
+    outcome = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert "aws ['g1', 'h'] [] {'node': 9100, 'gpu': 9400}" in outcome.stdout
+    assert "private ['e1', 'g1', 'h'] [] {}" in outcome.stdout
 
 
 @needs("promtool")
