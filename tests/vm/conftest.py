@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.system.playbooks.ansible import Ansible
+from tests.system.hosts.needs import needs_root_and
+from tests.system.playbooks.ansible import Access, Ansible, inventory
 from tests.vm.image import image
 from tests.vm.machine import ADMIN, BLANK_DISK_BYTES, Machines, running
 
@@ -25,9 +24,7 @@ DISKS = [{VOLUME.replace("-", ""): BLANK_DISK_BYTES}, {"local1": BLANK_DISK_BYTE
 @pytest.fixture(scope="session")
 def machines() -> Iterator[Machines]:
     """lwv1 (head, serves) and lwv2 (node)."""
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
-    if os.geteuid() != 0 or missing:
-        pytest.skip(f"needs root and {', '.join(TOOLS)} (missing: {', '.join(missing) or 'root'})")
+    needs_root_and(TOOLS)
     state = Path("/var/tmp") / f"loopworks-vm-{os.getpid()}"
     made = Machines(state, name="lwv", network=NETWORK, disks=DISKS)
     with running(made, image()) as group:
@@ -39,10 +36,7 @@ def ansible(machines: Machines, tmp_path_factory: pytest.TempPathFactory) -> Ans
     """Ansible over both, with an inventory as a small private cluster would have it."""
     head, *nodes = machines.all
     variables: dict[str, Any] = {
-        "ansible_user": ADMIN,
         "ansible_become": True,
-        "ansible_ssh_private_key_file": str(machines.key),
-        "ansible_ssh_common_args": f"-o UserKnownHostsFile={machines.known_hosts} -o IdentitiesOnly=yes",
         "loopworks_cluster": "vm",
         "loopworks_cluster_cidr": f"{NETWORK}.0/24",
         "loopworks_allowed_cidrs": [f"{NETWORK}.0/24"],
@@ -50,9 +44,6 @@ def ansible(machines: Machines, tmp_path_factory: pytest.TempPathFactory) -> Ans
         "ssh_admin_keys": [f"{machines.key}.pub"],
         "storage_device": "/dev/sdf",
     }
-    children = {
-        group: {"hosts": {one.name: {"ansible_host": one.address} for one in members}}
-        for group, members in {"head": [head], "gpu_nodes": nodes}.items()
-    }
-    inventory = yaml.safe_dump({"all": {"vars": variables, "children": children}}, sort_keys=False)
-    return Ansible(tmp_path_factory.mktemp("vm"), inventory)
+    access = Access(ADMIN, machines.key, machines.known_hosts)
+    groups = {"head": [head], "gpu_nodes": nodes}
+    return Ansible(tmp_path_factory.mktemp("vm"), inventory(groups, variables, access))

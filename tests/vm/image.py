@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.system.hosts.tree import cache_directory, sources, suite
+from tests.system.hosts.tree import BUILD_TIMEOUT_S, cache_directory, debian, kept
 
 # A kernel and what it needs to come up, sshd and Python for Ansible, and what the roles under test install: machines
 # need no network of the outside.
@@ -19,7 +18,7 @@ PACKAGES = """linux-image-cloud-amd64 initramfs-tools udev kmod systemd systemd-
 MASKED = ("apt-daily.timer", "apt-daily-upgrade.timer", "systemd-timesyncd.service", "e2scrub_all.timer")
 DISK = "3G"
 VERSION = "2"
-BUILD_TIMEOUT_S = 900
+SSHD = "PermitRootLogin prohibit-password\nUseDNS no\n"
 
 
 @dataclass(frozen=True)
@@ -33,28 +32,16 @@ class Image:
 
 def image() -> Image:
     """Returns the image, building it when it is not there (about three minutes)."""
-    cache = cache_directory().parent / "vm"
-    cache.mkdir(parents=True, exist_ok=True)
-    ready = cache / f"image-{VERSION}"
-    with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not ready.is_dir():
-            fresh = cache / "fresh"
-            shutil.rmtree(fresh, ignore_errors=True)
-            fresh.mkdir()
-            _build(fresh)
-            for old in cache.glob("image-*"):
-                shutil.rmtree(old)
-            fresh.rename(ready)
+    ready = kept(cache_directory().parent / "vm" / f"image-{VERSION}", _build)
     return Image(ready / "disk.img", ready / "vmlinuz", ready / "initrd")
 
 
 def _build(folder: Path) -> None:
+    for old in folder.parent.glob("image-*"):
+        shutil.rmtree(old)
+    folder.mkdir()
     tree = folder / "tree"
-    command = ["mmdebstrap", "--variant=minbase", f"--include={','.join(PACKAGES.split())}"]
-    command += ["--aptopt=Acquire::Languages none", "--aptopt=Acquire::Check-Valid-Until false"]
-    command += [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("man", "doc", "locale")]
-    subprocess.run([*command, suite(), str(tree), *sources()], check=True, capture_output=True, timeout=BUILD_TIMEOUT_S)
+    debian(tree, ",".join(PACKAGES.split()), MASKED, SSHD)
     _settle(tree)
     shutil.copy(next((tree / "boot").glob("vmlinuz-*")), folder / "vmlinuz")
     shutil.copy(next((tree / "boot").glob("initrd.img-*")), folder / "initrd")
@@ -69,8 +56,6 @@ def _build(folder: Path) -> None:
 
 def _settle(tree: Path) -> None:
     """What a test machine has that a bare one has not: a network without questions, root by key."""
-    for unit in MASKED:
-        (tree / "etc/systemd/system" / unit).symlink_to("/dev/null")
     wants = tree / "etc/systemd/system/multi-user.target.wants"
     wants.mkdir(exist_ok=True)
     (wants / "systemd-networkd.service").symlink_to("/lib/systemd/system/systemd-networkd.service")
@@ -78,11 +63,6 @@ def _settle(tree: Path) -> None:
     for unit in ("chrony", "nfs-server", "nftables"):
         for link in (tree / "etc/systemd/system").rglob(f"{unit}.service"):
             link.unlink()
-    (tree / "etc/ssh/sshd_config.d/10-tests.conf").write_text("PermitRootLogin prohibit-password\nUseDNS no\n")
-    for key in (tree / "etc/ssh").glob("ssh_host_*"):
-        key.unlink()
-    for name in ("etc/machine-id", "etc/hostname", "etc/resolv.conf"):
-        (tree / name).unlink(missing_ok=True)
     # All is there: a role that asks for a package finds it, and one that asks for lists gets none.
     for entry in (tree / "etc/apt/sources.list", *(tree / "etc/apt/sources.list.d").glob("*")):
         entry.unlink(missing_ok=True)

@@ -19,6 +19,7 @@ import pytest
 from launch.lease import LEASE_VARIABLE
 from tests.system.conftest import CHECKOUT, TINY, fab_command
 from tests.system.hosts.cluster import Cluster, Host, running
+from tests.system.hosts.needs import needs_root_and
 from tests.system.hosts.tree import root_tree
 from training.records import RunFolder
 
@@ -33,9 +34,7 @@ SHORT_LEASE_S = "6"
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three hosts that share one folder with this machine."""
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
-    if os.geteuid() != 0 or missing:
-        pytest.skip(f"needs root and {', '.join(TOOLS)} (missing: {', '.join(missing) or 'root'})")
+    needs_root_and(TOOLS)
     base = tmp_path_factory.mktemp("hosts")
     shared = base / "shared"
     small = shared / "small"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.hosts.cluster import running
+from tests.system.hosts.needs import needs_root_and
 from tests.system.playbooks.ansible import Ansible, Outcome
 from tests.system.playbooks.bare import BareCluster, BareHost
 from tests.system.playbooks.mirror import bare_tree, mirror
@@ -32,9 +32,7 @@ def wheelhouse() -> Path:
 @pytest.fixture(scope="session")
 def bare(tmp_path_factory: pytest.TempPathFactory, wheelhouse: Path) -> Iterator[BareCluster]:
     """lwp1 (head), lwp2 and lwp3 (nodes), which share one folder."""
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
-    if os.geteuid() != 0 or missing:
-        pytest.skip(f"needs root and {', '.join(TOOLS)} (missing: {', '.join(missing) or 'root'})")
+    needs_root_and(TOOLS)
     shared = tmp_path_factory.mktemp("bare") / "shared"
     shared.mkdir()
     state = Path("/var/tmp") / f"loopworks-bare-{os.getpid()}"

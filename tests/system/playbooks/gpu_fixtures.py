@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.hosts.cluster import running
+from tests.system.hosts.needs import needs_root_and
 from tests.system.playbooks import gpu_packages
 from tests.system.playbooks.ansible import Ansible
 from tests.system.playbooks.bare import BareCluster
@@ -19,9 +20,7 @@ from tests.system.playbooks.mirror import bare_tree, mirror
 
 @pytest.fixture(scope="session")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
-    if os.geteuid() != 0 or missing:
-        pytest.skip(f"needs root and {', '.join(TOOLS)} (missing: {', '.join(missing) or 'root'})")
+    needs_root_and(TOOLS)
     state = Path("/var/tmp") / f"loopworks-gpu-{os.getpid()}"
     packages = Path("/var/tmp") / f"loopworks-gpu-packages-{os.getpid()}"
     repository = packages / "repository"

@@ -23,9 +23,9 @@ pytestmark = pytest.mark.system
 
 SSH, REDIS, BOARDS = 22, 6379, 8888
 # What listens on a head or a node and is nobody else's business.
-PORTS = (SSH, REDIS, BOARDS, 9090, 9093, 9100, 3000, 29500)
+PORTS = (SSH, REDIS, BOARDS, 9090, 9093, 9100, 9402, 3000, 29500)
 NODE_UNITS = ("ssh", "loopworks-firewall", "prometheus-node-exporter")
-HEAD_UNITS = (*NODE_UNITS, "redis-server", "prometheus", "prometheus-alertmanager", "nginx")
+HEAD_UNITS = (*NODE_UNITS, "redis-server", "prometheus", "prometheus-alertmanager", "nginx", "loopworks-alerts")
 
 
 def as_trainer(head: BareHost, command: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
@@ -121,6 +121,10 @@ def test_every_target_of_prometheus_is_up(bare: BareCluster, applied: Applied) -
             break
         assert time.monotonic() < deadline, health
         time.sleep(1)
+    # The head tells of the runs, and takes the alerts.
+    assert ("control", "") in health
+    told = bare.hosts[0].ssh("curl -s http://127.0.0.1:9402/").stdout
+    assert told.startswith("Loopworks receives alerts")
 
 
 def test_after_a_reboot_every_unit_is_back(bare: BareCluster, applied: Applied) -> None:
