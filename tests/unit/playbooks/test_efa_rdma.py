@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
+
+from tests.unit.playbooks.plugins import load
 
 ROLES = Path(__file__).resolve().parents[3] / "playbooks/roles"
 
 
-def load(role: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"{role}_filters", ROLES / role / "filter_plugins" / f"{role}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-efa, rdma = load("efa"), load("rdma")
+efa, rdma = (load(f"roles/{role}/filter_plugins/{role}.py") for role in ("efa", "rdma"))
 
 
 def test_the_installed_version_is_read() -> None:

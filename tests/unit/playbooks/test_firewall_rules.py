@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -15,11 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.playbooks.plugins import load
+
 PLAYBOOKS = Path(__file__).resolve().parents[3] / "playbooks"
-SPEC = importlib.util.spec_from_file_location("networks_filters", PLAYBOOKS / "filter_plugins/networks.py")
-assert SPEC is not None and SPEC.loader is not None
-networks = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(networks)
+networks = load("filter_plugins/networks.py")
 
 
 def rules(**variables: Any) -> str:

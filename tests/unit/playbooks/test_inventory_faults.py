@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.unit.playbooks.plugins import load
+
 ROOT = Path(__file__).resolve().parents[3]
-SPEC = importlib.util.spec_from_file_location("cluster_filters", ROOT / "playbooks/filter_plugins/cluster.py")
-assert SPEC is not None and SPEC.loader is not None
-filters = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(filters)
+filters = load("filter_plugins/cluster.py")
 
 GOOD = {"loopworks_cluster_cidr": "10.20.0.0/16", "loopworks_allowed_cidrs": ["10.1.0.0/16"]}
 

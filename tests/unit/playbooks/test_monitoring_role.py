@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import jinja2
 import pytest
 import yaml
 
 from tests.unit.monitoring.tools import needs
+from tests.unit.playbooks.plugins import load
 
 ROOT = Path(__file__).resolve().parents[3]
 ROLE = ROOT / "playbooks/roles/monitoring"
 
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("loaded_targets", ROLE / "filter_plugins/targets.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-watching_runs = load().watching_runs
-merged_rules = load().merged_rules
-finding_elastic_nodes = load().finding_elastic_nodes
+targets = load("roles/monitoring/filter_plugins/targets.py")
+watching_runs, merged_rules, finding_elastic_nodes = (
+    targets.watching_runs,
+    targets.merged_rules,
+    targets.finding_elastic_nodes,
+)
 PROMETHEUS = (ROOT / "monitoring/prometheus/prometheus.yml").read_text()
 ELASTIC = {"cluster": "lab", "region": "eu-west-1", "group": "lab-elastic-1f", "ports": {"node": 9100, "gpu": 9400}}
 

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.playbooks.test_nvidia_plan import ROLE, load
+from tests.unit.playbooks.plugins import load
+from tests.unit.playbooks.test_nvidia_plan import ROLE
 
-key, state = load(ROLE / "library/nvidia_apt_key.py"), load(ROLE / "library/nvidia_state.py")
-node = load(ROLE.parent / "loopworks/library/loopworks_facts.py")
+key, state = load("roles/nvidia/library/nvidia_apt_key.py"), load("roles/nvidia/library/nvidia_state.py")
+node = load("roles/loopworks/library/loopworks_facts.py")
 
 
 @pytest.fixture(scope="module")

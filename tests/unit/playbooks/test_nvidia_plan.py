@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.unit.playbooks.plugins import load
 
 ROLE = Path(__file__).resolve().parents[3] / "playbooks/roles/nvidia"
 # Facts of boards, as PCI shows them: device, how many, NVSwitches, whether open modules serve them.
@@ -27,16 +26,7 @@ A100, H100, H200, L40S, V100, B200, RTX6000 = (
 OLD, NEW = "580.126.09", "580.173.02"
 
 
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"role_{path.stem}", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-nvidia, boards = load(ROLE / "filter_plugins/nvidia.py"), load(ROLE / "filter_plugins/boards.py")
+nvidia, boards = load("roles/nvidia/filter_plugins/nvidia.py"), load("roles/nvidia/filter_plugins/boards.py")
 
 
 def facts(board: tuple[str, int, int, bool], **more: Any) -> dict[str, Any]:

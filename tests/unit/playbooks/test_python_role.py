@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
-from types import ModuleType
 
 import jinja2
 import pytest
+
+from tests.unit.playbooks.plugins import load
 
 ROOT = Path(__file__).resolve().parents[3]
 ROLE = ROOT / "playbooks/roles/python"
 PACK = ROLE / "files/pack_source.py"
 
 
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"loaded_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-requirements = load(ROLE / "filter_plugins/requirements.py")
+requirements = load("roles/python/filter_plugins/requirements.py")
 PROJECT = """
 [project]
 dependencies = ["torch>=2.9", "deepspeed>=0.19"]
@@ -90,7 +82,10 @@ def test_a_release_without_git_is_packed_without_caches(tmp_path: Path) -> None:
     for name in ("fabfile.py", "launch/a.py", "launch/__pycache__/a.pyc", ".venv/x"):
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         (checkout / name).write_text("")
-    assert [str(path) for path in load(PACK).tracked_files(checkout)] == ["fabfile.py", "launch/a.py"]
+    assert [str(path) for path in load("roles/python/files/pack_source.py").tracked_files(checkout)] == [
+        "fabfile.py",
+        "launch/a.py",
+    ]
 
 
 def pip_configuration(**values: object) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import pytest
 
+from tests.unit.playbooks.plugins import load
+
+public_addresses = load("roles/redis/filter_plugins/listening.py").public_addresses
 ROLE = Path(__file__).resolve().parents[3] / "playbooks/roles/redis"
 SETTINGS = {
     "redis_bind": ["10.20.0.10", "127.0.0.1"],
@@ -21,14 +22,6 @@ SETTINGS = {
     "redis_exporter_password": "",
     "__redis_password": "correct horse",
 }
-
-
-def public_addresses(addresses: list[str]) -> Any:
-    spec = importlib.util.spec_from_file_location("loaded_listening", ROLE / "filter_plugins/listening.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.public_addresses(addresses)
 
 
 def render(name: str, **values: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.playbooks.plugins import load
+
 ROLE = Path(__file__).resolve().parents[3] / "playbooks/roles/slurm"
-SPEC = importlib.util.spec_from_file_location("slurm_filters", ROLE / "filter_plugins/slurm.py")
-assert SPEC is not None and SPEC.loader is not None
-slurm = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(slurm)
+slurm = load("roles/slurm/filter_plugins/slurm.py")
 
 
 def facts(hostname: str, gpus: int = 8, memory_mb: int = 2_063_000, cpus: int = 192) -> dict[str, Any]:

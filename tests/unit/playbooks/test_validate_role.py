@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.playbooks.plugins import load
+
 ROLE = Path(__file__).resolve().parents[3] / "playbooks/roles/validate"
 
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"loaded_{Path(name).stem}", ROLE / name)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-verdict = load("filter_plugins/verdict.py")
-node = load("library/validate_node.py")
-reach = load("library/validate_reach.py")
+verdict = load("roles/validate/filter_plugins/verdict.py")
+node = load("roles/validate/library/validate_node.py")
+reach = load("roles/validate/library/validate_reach.py")
 WANTED: dict[str, Any] = {"memlock": "unlimited", "nofile": 65536, "clock_s": 1.0}
 
 
