@@ -50,6 +50,8 @@ class Host:
         ssh = self.root / "root/.ssh"
         ssh.mkdir(mode=0o700, exist_ok=True)
         (ssh / "authorized_keys").write_text(self.cluster.key.with_suffix(".pub").read_text())
+        # All hosts share the cores of one machine: threads that wait must not spin (tests/conftest.py).
+        (self.root / "etc/ssh/sshd_config.d/20-shared-cores.conf").write_text("SetEnv OMP_WAIT_POLICY=PASSIVE\n")
         (self.root / "etc/machine-id").write_text(secrets.token_hex(16) + "\n")
         (self.root / "etc/hostname").write_text(self.name + "\n")
         (self.root / "etc/hosts").write_text(self.cluster.hosts_file())

@@ -144,11 +144,16 @@ def test_a_run_ends_well_without_the_ssh_daemon(
 def test_a_full_disk_is_said_and_not_tried_again(cluster: Cluster, shared: Path, long_run: Start) -> None:
     run = long_run("full", "--nodes", "lwt1,lwt2", "--set", f"run.dir={shared}/small", runs=shared / "small")
     run.reaches(3)
-    with (shared / "small" / "ballast").open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
-        while True:
-            ballast.write(b"x" * 4096)
+    deadline = time.monotonic() + 60 * busy()
     try:
-        _, errors = run.process.communicate(timeout=60 * busy())
+        with (shared / "small" / "ballast").open("wb", buffering=0) as ballast:
+            while run.process.poll() is None and time.monotonic() < deadline:
+                # Again and again: room that an older checkpoint gives back would let the run go on.
+                with contextlib.suppress(OSError):
+                    while True:
+                        ballast.write(b"x" * 4096)
+                time.sleep(0.05)
+        _, errors = run.process.communicate(timeout=1)
     finally:
         (shared / "small" / "ballast").unlink()
     assert run.process.returncode == 2, errors
