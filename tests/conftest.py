@@ -15,8 +15,8 @@ IN_CI = os.environ.get("CI", "").lower() == "true"
 # tests of Ctrl-C would wait in vain. Handlers are not inherited, so children then begin with the system's default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tests and what they start share few cores, and OpenMP's threads would spin while they wait for each other: half of the CPU
-# time. Read when torch is loaded, so here, before any test module.
+# Tests and what they start share few cores, and OpenMP's threads would spin while they wait for each other: half of the
+# CPU time. Read when torch is loaded, so here, before any test module.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Ansible replaces it by a class when it is imported, and torch's compiler takes functions only.
