@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 PLATFORM ?= $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU' && echo cuda || echo cpu)
 CONSTRAINTS := constraints/$(PLATFORM).txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# pip would compile on one core. Some packages carry files for other versions of Python, which do not compile.
+COMPILE = $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 ARGS ?=
 
 .PHONY: help train test test-here test-hosts test-images test-vm lint lint-types lint-imports lint-playbooks format golden infra-demo wheelhouse pins install dev clean
@@ -23,8 +25,8 @@ else
 	@$(BIN)/python -m pytest $(ARGS)
 endif
 
-# Halves of about the same length. What shares test hosts by name stands in one of them.
-HOST_TESTS := tests/system/hosts $(addprefix tests/system/playbooks/test_,site.py site_firewall.py site_nodes.py fabric.py slurm.py storage.py)
+# Halves of about the same length. What shares a whole site of test hosts stands in one of them.
+HOST_TESTS := tests/system/hosts $(addprefix tests/system/playbooks/test_,site.py site_firewall.py site_nodes.py slurm.py storage.py)
 
 test-here: dev  ## the half of the tests that needs no cluster of test hosts
 	@$(BIN)/python -m pytest $(HOST_TESTS:%=--ignore %)
@@ -80,13 +82,15 @@ $(BIN)/python:
 
 $(VENV)/.installed: $(BIN)/python pyproject.toml $(wildcard constraints/*.txt)
 	@echo "installing into $(VENV) ($(PLATFORM) build of torch)"
-	@$(PIP) install --quiet -c $(CONSTRAINTS) -e .
+	@$(PIP) install --quiet --no-compile -c $(CONSTRAINTS) -e .
+	@$(COMPILE)
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	@echo "installing the development tools into $(VENV)"
-	@$(PIP) install --quiet -c $(CONSTRAINTS) -e '.[dev,infra]'
-	@touch $@
+$(VENV)/.installed-dev: $(BIN)/python pyproject.toml $(wildcard constraints/*.txt)
+	@echo "installing into $(VENV) with the development tools ($(PLATFORM) build of torch)"
+	@$(PIP) install --quiet --no-compile -c $(CONSTRAINTS) -e '.[dev,infra]'
+	@$(COMPILE)
+	@touch $(VENV)/.installed $@
 
 clean:  ## remove .venv and what the tools cached; runs/ and datasets/ stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
