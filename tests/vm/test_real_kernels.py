@@ -93,6 +93,8 @@ def test_all_comes_back_after_a_reboot(machines: Machines) -> None:
     node.ssh("systemctl --no-block reboot", check=False)
     head.reboot()
     node.wait()
+    for machine in machines.all:  # sshd answers before the rest is up
+        machine.ssh("systemctl is-system-running --wait", check=False, timeout_s=120)
     mounted(machines)
     for machine in machines.all:
         settings(machine)
