@@ -11,7 +11,7 @@ from ansible.errors import AnsibleFilterError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.playbooks.plugins import load
+from tests.unit.playbooks.plugins import PLAYBOOKS, load
 
 storage = load("roles/storage/filter_plugins/storage.py")
 
@@ -149,3 +149,10 @@ def test_each_part_of_the_client_that_is_installed_is_held_once() -> None:
         "rc  lustre-client-modules-6.8.0-0-aws",
     ]
     assert storage.lustre_unheld(lines) == ["lustre-client-utils"]
+
+
+def test_the_automount_does_not_wait_for_the_network() -> None:
+    """systemd puts it before local-fs.target; the packet filter comes after that, and the network after the filter."""
+    unit = (PLAYBOOKS / "roles/storage/templates/shared.automount.j2").read_text()
+    assert "network-online.target" not in unit
+    assert "After=network-online.target" in (PLAYBOOKS / "roles/storage/templates/shared.mount.j2").read_text()
