@@ -99,12 +99,12 @@ def free_ports(count: int, first: int | None = None) -> list[int]:
     return [first, *ports[1:]] if first else ports
 
 
-def port_is_free(port: int) -> bool:
-    """True when a server could listen on `port`."""
+def port_is_free(port: int, address: str = "") -> bool:
+    """True when a server could listen on `port` of `address`, or of all addresses."""
     with contextlib.closing(socket.socket()) as one:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            one.bind(("", port))
+            one.bind((address, port))
         except OSError:
             return False
         return True

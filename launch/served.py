@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 import urllib.error
 import urllib.request
 
 from launch.monitor_files import Ports
+from launch.node_facts import port_is_free
 
 RECEIVER = "the receiver of alerts"
 ANSWER_TIMEOUT_S = 2.0
@@ -24,7 +24,7 @@ GREETING = "Loopworks receives alerts"
 
 def served(ports: Ports) -> dict[int, str]:
     """Returns port -> what is there, for those of the ports that are taken."""
-    return {port: describe(name, port) for name, port in vars(ports).items() if is_taken(port)}
+    return {port: describe(name, port) for name, port in vars(ports).items() if not port_is_free(port, "127.0.0.1")}
 
 
 def describe(name: str, port: int) -> str:
@@ -37,17 +37,6 @@ def describe(name: str, port: int) -> str:
         watches = said.removeprefix(GREETING).strip() if name == "control" else ""
         return f"{called}{' ' + watches if watches else ''}"
     return "another program"
-
-
-def is_taken(port: int) -> bool:
-    """Whether something listens on a port of loopback."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return True
-    return False
 
 
 def _answer(url: str) -> str | None:

@@ -10,7 +10,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -35,14 +34,6 @@ from training.records import EventRecord, RunFolder, RunState
 
 def event(kind: str, at: float, **details: object) -> EventRecord:
     return EventRecord(time=at, kind=kind, step=1, message="", details=dict(details))
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
-    folder = RunFolder(tmp_path / "runs" / "a")
-    folder.path.mkdir(parents=True)
-    folder.write_state(RunState(name="a", phase="training", started=time.time() - 100))
-    return folder
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,7 @@ from tests.unit.monitoring.tools import metrics_record
 from training.callbacks import StepReport
 from training.config.schema import MonitoringSection
 from training.observers import JobMapping, PaceFile, SaveRequests, gpu_index, observers, save_request_file
-from training.records import RunFolder, RunState
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
-    folder = RunFolder(tmp_path / "runs" / "a")
-    folder.path.mkdir(parents=True)
-    folder.write_state(RunState(name="a", phase="training", started=time.time() - 100))
-    return folder
+from training.records import RunFolder
 
 
 def test_a_request_for_a_checkpoint_is_passed_on_once(run: RunFolder) -> None:
