@@ -7,6 +7,10 @@ import subprocess
 import tarfile
 from pathlib import Path
 
+from tests.system.hosts.cluster import Host
+
+EFA = {"vendor": "0x1d0f", "device": "0xefa2", "class": "0x020000"}
+
 # Leaves behind what the real one does, as far as the role looks at it.
 INSTALLER = """#!/bin/sh
 echo "$@" >> /var/log/efa-standin.log
@@ -20,6 +24,14 @@ chmod +x /opt/amazon/efa/bin/fi_info
 echo "# EFA installer version: VERSION" > /opt/amazon/efa_installed_packages
 echo "EFA installation complete. Please logout/login; a reboot may be needed."
 """
+
+
+def plug(host: Host, root: str, device: dict[str, str], count: int) -> None:
+    """PCI devices, as role loopworks finds them with `root` as loopworks_facts_root."""
+    for number in range(count):
+        folder = f"{root}/sys/bus/pci/devices/0000:{device['vendor'][2:4]}:0{number}.0"
+        files = "; ".join(f"echo {value} > {folder}/{name}" for name, value in device.items())
+        host.ssh(f"mkdir -p {folder}; {files}")
 
 
 class Publisher:

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.system.hosts.cluster import Host
 from tests.system.playbooks.bare import BareCluster
-from tests.system.playbooks.efa_standin import Publisher
+from tests.system.playbooks.efa_standin import EFA, Publisher, plug
 from tests.system.playbooks.own_hosts import Play
 
 pytest_plugins = ("tests.system.playbooks.own_hosts",)
@@ -20,7 +19,6 @@ ROOT = "/opt/fabric"
 # A mark that says whether the host is a container; away until the next boot, the host looks like a machine.
 AS_MACHINE = "mv /run/systemd/container /run/systemd/container.away"
 REBOOT_MARK, BOOT = "/run/loopworks-reboot", "cat /proc/sys/kernel/random/boot_id"
-EFA = {"vendor": "0x1d0f", "device": "0xefa2", "class": "0x020000"}
 MELLANOX = {"vendor": "0x15b3", "device": "0x1021", "class": "0x020700"}
 
 
@@ -29,14 +27,6 @@ def publisher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Publisher]:
     made = Publisher(tmp_path_factory.mktemp("efa") / "vendor")
     yield made
     made.close()
-
-
-def plug(host: Host, device: dict[str, str], count: int) -> None:
-    """PCI devices under another root: to the facts the host is then no container."""
-    for number in range(count):
-        folder = f"{ROOT}/sys/bus/pci/devices/0000:{device['vendor'][2:4]}:0{number}.0"
-        files = "; ".join(f"echo {value} > {folder}/{name}" for name, value in device.items())
-        host.ssh(f"mkdir -p {folder}; {files}")
 
 
 def flat(text: str) -> str:
@@ -54,7 +44,7 @@ def test_efa_up_to_the_installers_command_line(own: BareCluster, play: Play, pub
     """The first node looks like a machine, the second is the container that it is."""
     machine, container = own.hosts[1:]
     for node in (machine, container):
-        plug(node, EFA, 4)
+        plug(node, ROOT, EFA, 4)
     machine.ssh(AS_MACHINE)
     settings: dict[str, Any] = {
         "loopworks_provider": "aws",
@@ -105,7 +95,7 @@ def test_efa_up_to_the_installers_command_line(own: BareCluster, play: Play, pub
 def test_infiniband_ports_are_checked(own: BareCluster, play: Play) -> None:  # noqa: F811
     node = own.hosts[2]
     node.ssh(f"rm -rf {ROOT}")
-    plug(node, MELLANOX, 2)
+    plug(node, ROOT, MELLANOX, 2)
     for number, state in enumerate(("4: ACTIVE", "1: DOWN")):
         node.ssh(f"mkdir -p {ROOT}/sys/class/infiniband/mlx5_{number}/ports/1")
         node.ssh(f"echo '{state}' > {ROOT}/sys/class/infiniband/mlx5_{number}/ports/1/state")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.system.playbooks import gpu_packages
+from tests.system.hosts.cluster import Host
+from tests.system.playbooks import gpu_packages, lustre_standin
 from tests.system.playbooks.ansible import Ansible, Outcome
 from tests.system.playbooks.gpu_fleet import MARK, NEW, OLD, Fleet
 
@@ -18,6 +21,15 @@ pytestmark = pytest.mark.system
 # A run as `fab` keeps it: it leaves the node when it sees the mark. And one that does not.
 LEAVES = f"while [ ! -e {MARK} ]; do sleep 0.2; done; cp {MARK} /root/seen"
 STAYS = "sleep infinity"
+KERNEL = "dpkg-query -W -f '${Version}' linux-image-amd64"
+FSX = "/opt/fsx"
+# At each boot the mark goes that says that the host is a container.
+AS_MACHINE = """[Service]
+Type=oneshot
+ExecStart=rm -f /run/systemd/container
+[Install]
+WantedBy=sysinit.target
+"""
 LOCAL = """
 - hosts: localhost
   connection: local
@@ -39,6 +51,31 @@ def said(outcome: Outcome) -> str:
 
 def is_marked(fleet: Fleet, kind: str) -> bool:
     return fleet.hosts[kind].ssh(f"test -e {MARK}", check=False).returncode == 0
+
+
+def lustre(suite: str) -> str:
+    """Variables of a file system of FSx, with a suite of the stand-in for AWS's repository."""
+    return json.dumps(
+        {
+            "loopworks_provider": "aws",
+            "loopworks_storage": {"kind": "fsx-lustre", "source": "fs-1.fsx.example@tcp:/abc", "mount_point": "/fsx"},
+            "storage_automount": False,  # which a container does not have
+            "storage_lustre_repository": f"file:{FSX}",
+            "storage_lustre_suite": suite,
+            "storage_lustre_key": f"file://{FSX}/{'key' if suite == 'here' else suite}.asc",
+        }
+    )
+
+
+@pytest.fixture
+def fsx_client(installed: Fleet, tmp_path: Path) -> Host:
+    """A host that sees AWS's repository of the Lustre client, and is no container after its next boot."""
+    host = installed.hosts["l40s"]
+    lustre_standin.repository(tmp_path / "repository")
+    shutil.copytree(tmp_path / "repository", host.root / FSX.lstrip("/"))
+    (host.root / "etc/systemd/system/as-machine.service").write_text(AS_MACHINE)
+    host.ssh("systemctl enable -q as-machine; mkdir -p /lib/modules/$(uname -r)/build")
+    return host
 
 
 def driver_versions(fleet: Fleet, kind: str) -> set[str]:
@@ -89,31 +126,45 @@ def test_driver_that_does_not_come_up_stays_drained_and_the_old_one_comes_back(i
     assert not is_marked(installed, "a100-sxm")
 
 
-def test_run_that_does_not_leave_and_a_new_kernel(installed: Fleet) -> None:
+def test_run_that_does_not_leave(installed: Fleet) -> None:
     kind, image = "l40s", "linux-image-amd64 linux-headers-amd64"
-    old, new = gpu_packages.KERNELS
+    old = gpu_packages.KERNELS[0]
     installed.run(
         kind, f"apt-get install -y -q {' '.join(f'{name}={old}' for name in image.split())} && apt-mark hold {image}"
     )
     start_run(installed, kind, STAYS)
-    options = ("-e", "upgrade_what=kernel")
-    kept = installed.play("upgrade.yml", *options, "-e", "nvidia_upgrade_drain_timeout_s=2", kinds=(kind, "v100-sxm2"))
+    options = ("-e", "upgrade_what=kernel", "-e", "nvidia_upgrade_drain_timeout_s=2")
+    kept = installed.play("upgrade.yml", *options, kinds=(kind, "v100-sxm2"))
     assert kept.returncode != 0
     assert f"{installed.hosts[kind].name} stays drained" in said(kept)
     assert "Wait until no process of a run is left" in said(kept)
     assert (is_marked(installed, kind), is_marked(installed, "v100-sxm2")) == (True, False)
-    kernel = "dpkg-query -W -f '${Version}' linux-image-amd64"
-    assert installed.run(kind, kernel) == old
+    assert installed.run(kind, KERNEL) == old
+    installed.run(kind, "systemctl stop run")
 
-    installed.run(kind, "systemctl stop run; echo 'efa: another kernel module' > /run/loopworks-reboot")
+
+def test_a_new_kernel_brings_its_lustre_client_or_keeps_the_node(installed: Fleet, fsx_client: Host) -> None:
+    """One reboot for this and for what another role has noted; the host of before, which is drained still."""
+    kind = "l40s"
+    installed.run(kind, "echo 'efa: another kernel module' > /run/loopworks-reboot")
     boot, driver = installed.boot(kind), driver_versions(installed, kind)
-    done = installed.play("upgrade.yml", *options, kinds=(kind,))
+    upgrade = ("upgrade.yml", "-e", "upgrade_what=kernel", "-e")
+    without = installed.play(*upgrade, lustre("elsewhere"), kinds=(kind,))
+    assert without.returncode != 0
+    assert f"there is no Lustre client for kernel {platform.release()}: boot the kernel before it" in said(without)
+    assert without.output.count("TASK [loopworks : Reboot, few at a time]") == 1, "one for both reasons"
+    assert is_marked(installed, kind)
+    assert installed.run(kind, KERNEL) == gpu_packages.KERNELS[1]
+    new_boot = installed.boot(kind)
+    assert new_boot != boot
+
+    done = installed.play(*upgrade, lustre("here"), kinds=(kind,))
     assert done.returncode == 0, done.output
-    assert installed.run(kind, kernel) == new
-    assert installed.boot(kind) != boot
-    assert done.output.count("TASK [loopworks : Reboot, few at a time]") == 1, "one for both reasons"
+    assert installed.boot(kind) == new_boot
+    assert fsx_client.ssh(f"cat {lustre_standin.NOTES}").stdout.startswith("fs-1.fsx.example@tcp:/abc /fsx ")
     assert driver_versions(installed, kind) == driver
-    assert set(image.split()) <= set(installed.run(kind, "apt-mark showhold").split())
+    held = {"linux-image-amd64", "linux-headers-amd64", f"lustre-client-modules-{platform.release()}"}
+    assert held <= set(installed.run(kind, "apt-mark showhold").split())
     assert not is_marked(installed, kind)
 
 
