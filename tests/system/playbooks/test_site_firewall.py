@@ -19,7 +19,7 @@ def ruleset(bare: BareCluster) -> str:
     return bare.hosts[2].ssh("nft --stateless list table inet loopworks").stdout
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def before(site: Ansible, bare: BareCluster) -> str:
     """The rules of the third host, in force whether or not the whole site was applied before."""
     outcome = site.play("base.yml", "firewall.yml", "--limit", bare.hosts[2].name)
