@@ -25,6 +25,7 @@ from training.data.files import sha256_of
 from training.data.mixture import open_data
 from training.distributed import RankInfo, join, leave
 from training.drain import drain_mark
+from training.eager import without_compiler
 from training.engine import Engine, EngineSettings
 from training.errors import EXIT_OK, ConfigError
 from training.evaluation import Evaluator
@@ -99,6 +100,8 @@ def _train(job: Job, run: RunFolder, rank: RankInfo, terminal: TextIO, pulse: Pu
     train_set, held_out = open_data(job.data, "train"), open_data(job.data, "validation")
     _check_vocabulary(job, train_set.manifest.vocab_size)
     _check_prompt(job, train_set.tokenizer_file)
+    if not job.settings.compile:
+        without_compiler()
     engine = Engine(job.config, job.settings, rank)
     evaluator = Evaluator(job.config, engine, held_out, rank)
     safety = Safety(_checkpoints(job, run, engine, train_set.tokenizer_file), flag, job.config.checkpoint)

@@ -20,6 +20,7 @@ from training.checkpoint.saver import Identity
 from training.checkpoint.state import SavedProgress
 from training.config import ModelSection
 from training.config.schema import CheckpointSection
+from training.eager import without_compiler
 from training.model.init import init_weights
 from training.model.recurrent import RecurrentLM
 from training.preemption import StopFlag, exit_code, signals_request_stop
@@ -42,6 +43,7 @@ MODEL = ModelSection(
 
 def make_engine(stage: int):
     """A DeepSpeed engine of the small model; weights without decay are a group of their own."""
+    without_compiler()
     model = RecurrentLM(MODEL)
     init_weights(model, MODEL, 0)
     matrices = [p for p in model.parameters() if p.ndim > 1]

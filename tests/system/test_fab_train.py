@@ -54,7 +54,7 @@ def long_run(tiny_config: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Pop
 
 
 def test_train_leaves_a_complete_run_that_the_other_tasks_read(fab: Fab, tiny_config: Path, tmp_path: Path) -> None:
-    outcome = fab("train", "--config", str(tiny_config), "--name", "first", "--json")
+    outcome = fab("train", "--config", str(tiny_config), "--name", "first", "--json", PYTHONPROFILEIMPORTTIME="1")
     assert outcome.returncode == 0, outcome.stderr
     result = json.loads(outcome.stdout)
     assert result["steps"] == 6
@@ -69,6 +69,8 @@ def test_train_leaves_a_complete_run_that_the_other_tasks_read(fab: Fab, tiny_co
     assert run.read_state().phase == "finished"
     for path in (run.config, run.plan, run.log, run.rank_log(0), run.rank_log(1), run.result):
         assert path.stat().st_size, path
+    imported = run.rank_log(1).read_text()
+    assert "deepspeed.runtime.engine" in imported and "torch._dynamo." not in imported, "nothing is compiled"
 
     runs = str(tmp_path / "runs")
     (row,) = json.loads(fab("status", "--dir", runs, "--json").stdout)
