@@ -66,6 +66,7 @@ class Uploader:
         self._store, self._root, self._on_event, self._after_upload = store, root, on_event, after_upload
         self._first_wait_s = first_wait_s
         self._wake, self._idle = threading.Event(), threading.Event()
+        self._noticing = threading.Lock()
         self._stop = False
         self._uploading: int | None = None
         self._failures = 0
@@ -77,8 +78,9 @@ class Uploader:
 
     def notice(self) -> None:
         """Says that there is a new checkpoint."""
-        self._idle.clear()
-        self._wake.set()
+        with self._noticing:
+            self._idle.clear()
+            self._wake.set()
 
     def is_uploading(self, step: int) -> bool:
         """Whether this step is on its way now (retention leaves it alone)."""
@@ -104,6 +106,12 @@ class Uploader:
             while (folder := self._next()) is not None and self._upload(folder):
                 pass
             if self._next() is None:
+                self._say_idle()
+
+    def _say_idle(self) -> None:
+        """Unless a checkpoint has come since the look at the disk: the next round finds it."""
+        with self._noticing:
+            if not self._wake.is_set():
                 self._idle.set()
 
     def _next(self) -> Path | None:

@@ -287,6 +287,33 @@ def test_what_an_earlier_process_left_is_uploaded_newest_first(flaky, make_check
     assert [event[0] for event in events] == ["checkpoint_uploaded"] * 3
 
 
+def test_a_checkpoint_that_comes_while_the_uploader_finds_nothing_to_do_is_waited_for(
+    flaky, make_checkpoint, monkeypatch
+):
+    store, root, _ = flaky
+    looked, comes = threading.Event(), threading.Event()
+
+    def pending_then_one_comes(folder):
+        found = pending(folder)
+        if not found and not looked.is_set() and threading.current_thread() is not threading.main_thread():
+            looks.append(found)
+            if len(looks) == 2:  # the look by which the thread would call itself idle
+                looked.set()
+                assert comes.wait(10)
+        return found
+
+    looks: list[list[Path]] = []
+    monkeypatch.setattr("training.checkpoint.upload.pending", pending_then_one_comes)
+    uploader = _uploader(flaky)
+    assert looked.wait(10)
+    make_checkpoint(root, 10)
+    uploader.notice()
+    comes.set()
+    assert uploader.drain(10)
+    assert store.uploads == ["step-00000010"]
+    assert uploader.close() == []
+
+
 def test_an_outage_delays_warns_once_and_loses_nothing(flaky, make_checkpoint):
     store, root, events = flaky
     store.errors = [RemoteUnavailable("the object store cannot be reached", "wait")]
