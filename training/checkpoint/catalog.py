@@ -70,11 +70,12 @@ def scan(root: Path) -> list[Entry]:
         step = layout.parse_step(folder.name)
         if step is None:
             continue
-        if layout.is_committed(folder):
-            entries.append(Entry(step, "local", layout.read_manifest(folder)))
-        else:
-            faults = verify(folder, deep=False)
-            entries.append(Entry(step, "local", None, describe(faults)))
+        # Read once: retention may remove it at any moment.
+        manifest = layout.committed_manifest(folder)
+        if manifest is not None:
+            entries.append(Entry(step, "local", manifest))
+        elif folder.exists():
+            entries.append(Entry(step, "local", None, describe(verify(folder, deep=False))))
     return sorted(entries, key=lambda entry: entry.step)
 
 
@@ -140,7 +141,7 @@ def prune(
 ) -> list[Path]:
     """Removes the checkpoints that the retention rule lets go, returns their folders; `spare` holds single ones back.
 
-    Damaged ones do not count as kept, and are left for a person to look at.
+    Damaged ones do not count as kept, and are left for a person to look at. Several threads and processes may be at it.
     """
     whole = [entry for entry in scan(root) if entry.manifest is not None]
     keep = to_keep(
@@ -150,12 +151,19 @@ def prune(
         keep_best=keep_best,
     )
     gone = [root / layout.step_name(e.step) for e in whole if e.step not in keep and not spare(e.step)]
-    for folder in () if dry_run else gone:
+    return gone if dry_run else [folder for folder in gone if _remove(folder)]
+
+
+def _remove(folder: Path) -> bool:
+    """Removes a checkpoint; False when another is removing it, or has."""
+    try:
         # Without its marker it is no checkpoint any more, so an interrupted removal cannot leave half of one.
-        (folder / layout.COMMIT_NAME).unlink(missing_ok=True)
-        layout.flush(folder)
-        shutil.rmtree(folder)
-    return gone
+        (folder / layout.COMMIT_NAME).unlink()
+    except FileNotFoundError:
+        return False
+    layout.flush(folder)
+    shutil.rmtree(folder)
+    return True
 
 
 def remote_to_prune(

@@ -175,13 +175,19 @@ def recover(root: Path) -> list[str]:
     return notes
 
 
-def is_committed(folder: Path) -> bool:
-    """Whether the commit marker of `folder` fits its manifest (the other files are not looked at)."""
+def committed_manifest(folder: Path) -> Manifest | None:
+    """Returns the manifest of `folder` when its commit marker fits (the other files are not looked at), else None."""
     try:
         data = (folder / MANIFEST_NAME).read_bytes()
-        return (folder / COMMIT_NAME).read_bytes() == commit_bytes(Manifest.from_bytes(data).step, data)
+        manifest = Manifest.from_bytes(data)
+        return manifest if (folder / COMMIT_NAME).read_bytes() == commit_bytes(manifest.step, data) else None
     except (OSError, ValueError):
-        return False
+        return None
+
+
+def is_committed(folder: Path) -> bool:
+    """Whether the commit marker of `folder` fits its manifest (the other files are not looked at)."""
+    return committed_manifest(folder) is not None
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,22 @@ def test_prune_keeps_last_every_and_best(tmp_path, make_checkpoint):
     assert len(catalog.scan(tmp_path)) == 6
     catalog.prune(tmp_path, **rule, spare=lambda step: step == 30)
     assert [e.step for e in catalog.scan(tmp_path)] == [20, 30, 40, 60]
+
+
+def test_several_may_prune_and_look_at_once(tmp_path, make_checkpoint):
+    for step in range(40):
+        make_checkpoint(tmp_path, step)
+
+    def look(_):
+        return {entry.step for entry in catalog.scan(tmp_path) if entry.manifest is not None}
+
+    with ThreadPoolExecutor(8) as pool:
+        looks = pool.map(look, range(8))
+        gone = list(pool.map(lambda _: catalog.prune(tmp_path, keep_last=2), range(8)))
+        assert all(seen >= {38, 39} for seen in looks)
+    removed = [folder.name for folders in gone for folder in folders]
+    assert sorted(removed) == [layout.step_name(step) for step in range(38)], "each by one of them"
+    assert [entry.step for entry in catalog.scan(tmp_path)] == [38, 39]
 
 
 def test_prune_leaves_damaged_ones_and_does_not_count_them(tmp_path, make_checkpoint):
