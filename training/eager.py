@@ -32,10 +32,12 @@ class _NotLoaded(ModuleType):
         """Ends the part that is traced, and there is none."""
 
     def __getattr__(self, name: str) -> Any:
+        # Whoever looks through all modules (inspect does) asks for such names, and means no compiler.
+        if name.startswith("__") and name != "__path__":
+            raise AttributeError(name)
         if sys.modules.get(_NAME) is self:
             del sys.modules[_NAME]
-            torch._dynamo = importlib.import_module(_NAME)
-        return getattr(sys.modules[_NAME], name)
+        return getattr(importlib.import_module(_NAME), name)
 
 
 def without_compiler() -> None:

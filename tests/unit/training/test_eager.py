@@ -22,11 +22,14 @@ import deepspeed.runtime.zero.muon.muon_optimizer
 kept = torch.compiler.disable()(len), torch.compiler.disable(len)
 assert kept == (len, len)
 assert weight.max() < 1
+import inspect
+assert inspect.getmodule(compile) is not None, "this looks through all modules"
 loaded = [name for name in sys.modules if name.startswith(("torch._inductor", "torch._dynamo."))]
 assert not loaded, loaded
 
 compiled = torch.compile(lambda x: x * 2 + 1, backend="eager", fullgraph=True)
 assert compiled(torch.ones(2)).tolist() == [3, 3]
+assert torch._dynamo is sys.modules["torch._dynamo"] and torch._dynamo.__file__
 import torch._dynamo.config
 assert torch._dynamo.config.recompile_limit > 0 and "torch._dynamo.symbolic_convert" in sys.modules
 optimizer.step()

@@ -125,6 +125,20 @@ def test_several_may_prune_and_look_at_once(tmp_path, make_checkpoint):
     assert [entry.step for entry in catalog.scan(tmp_path)] == [38, 39]
 
 
+def test_one_that_is_removed_during_the_look_is_no_damaged_one(tmp_path, make_checkpoint, monkeypatch):
+    for step in (10, 20):
+        make_checkpoint(tmp_path, step)
+    read = layout.committed_manifest
+
+    def gone_before(folder):
+        if layout.parse_step(folder.name) == 10:
+            shutil.rmtree(folder)
+        return read(folder)
+
+    monkeypatch.setattr(layout, "committed_manifest", gone_before)
+    assert [(entry.step, entry.problem) for entry in catalog.scan(tmp_path)] == [(20, "")]
+
+
 def test_prune_leaves_damaged_ones_and_does_not_count_them(tmp_path, make_checkpoint):
     for step in (10, 20, 30):
         make_checkpoint(tmp_path, step)
