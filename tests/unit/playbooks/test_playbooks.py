@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -96,3 +97,22 @@ def test_an_empty_inventory_is_refused_with_what_to_do() -> None:
     assert "group head: it has no host" in done.stdout + done.stderr
     assert "inventory/examples/private" in done.stdout + done.stderr
     assert "UNREACHABLE" not in done.stdout
+
+
+# Facts of the role loopworks that a run itself, or somebody during it, may change.
+CHANGING = (
+    *("drained", "file_systems", "infiniband", "lustre_module", "nfs_module", "nouveau_loaded"),
+    *("nvidia_module_version", "nvml_gpu_count", "nvml_version", "reboot_due", "runs"),
+)
+CHANGING_FACT = re.compile(r"ansible_facts(?:\['loopworks'\]\['|\.loopworks\.)({})\b".format("|".join(CHANGING)))
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_a_role_that_decides_by_what_may_have_changed_looks_again(role: Path) -> None:
+    files = [path for kind in ("yml", "j2") for path in role.rglob(f"*.{kind}")]
+    used = {fact for path in files for fact in CHANGING_FACT.findall(path.read_text())}
+    dependencies = yaml.safe_load((role / "meta/main.yml").read_text())["dependencies"]
+    looks = {"role": "loopworks", "loopworks_look_again": True} in dependencies
+    assert looks or not used or role.name == "loopworks", (
+        f"{role.name} decides by {sorted(used)} as they were at the start"
+    )
