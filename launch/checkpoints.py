@@ -59,7 +59,9 @@ def list_checkpoints(run: RunFolder, *, deep: bool = False, now: float | None = 
     config = _config(run)
     root = checkpoints_folder(run.path)
     moment = time.time() if now is None else now
-    rows = [_local_row(root, entry, deep, moment) for entry in catalog.scan(root)]
+    found = [_local_row(root, entry, deep, moment) for entry in catalog.scan(root)]
+    # Retention may remove one while it is verified, which is no damage.
+    rows = [row for row in found if row.state != "damaged" or (root / layout.step_name(row.step)).exists()]
     rows += [_unfinished_row(path) for path in sorted(root.glob(f"{layout.STAGED_PREFIX}step-*"))]
     notes: list[str] = []
     try:

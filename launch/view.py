@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from launch.runs import observed_state
 from launch.supervision import NodeState, Watch, read_nodes
+from training.checkpoint.layout import last_save
 from training.records import MetricsRecord, RunFolder, RunState
 
 # The last record of metrics.jsonl is within this; long runs have long files.
@@ -49,10 +50,9 @@ _ORDER = ("starting", "training", "closing", "ended")
 
 def look(run: RunFolder, watch: Watch) -> RunView:
     """Returns how the run is, read from its folder."""
-    folders = run.checkpoints.glob("step-*")
-    checkpoint = max((folder.stat().st_mtime for folder in folders), default=None)
+    saved = last_save(run.checkpoints)
     metrics = last_metrics(run)
-    return run_view(observed_state(run), metrics, watch, read_nodes(run, watch.attempt), checkpoint, time.time())
+    return run_view(observed_state(run), metrics, watch, read_nodes(run, watch.attempt), saved, time.time())
 
 
 def run_view(

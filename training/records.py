@@ -17,6 +17,7 @@ This is the contract between the node side (which writes it) and the control sid
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -128,7 +129,7 @@ class RunFolder:
     def clear_errors(self) -> None:
         """Removes the errors of an attempt that was answered by another one."""
         for path in self.errors.glob("rank-*.json"):
-            path.unlink()
+            path.unlink(missing_ok=True)
 
     def event(self, kind: str, step: int, message: str, **details: Any) -> None:
         """Adds an event with the present time."""
@@ -164,7 +165,10 @@ class RunFolder:
 
     def read_errors(self) -> list[RankError]:
         """Returns the errors of all ranks, the earliest first: later ones are often only its echo."""
-        found = [RankError.model_validate_json(p.read_text(encoding="utf-8")) for p in self.errors.glob("rank-*.json")]
+        found = []
+        for path in self.errors.glob("rank-*.json"):
+            with contextlib.suppress(FileNotFoundError):  # cleared at this moment, since a new attempt begins
+                found.append(RankError.model_validate_json(path.read_text(encoding="utf-8")))
         return sorted(found, key=lambda error: (error.time, error.rank))
 
     def read_metrics(self) -> list[MetricsRecord]:

@@ -16,6 +16,7 @@ the disk before the next act, so a crash at any moment leaves either the old sta
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -188,6 +189,20 @@ def committed_manifest(folder: Path) -> Manifest | None:
 def is_committed(folder: Path) -> bool:
     """Whether the commit marker of `folder` fits its manifest (the other files are not looked at)."""
     return committed_manifest(folder) is not None
+
+
+def last_save(root: Path) -> float | None:
+    """Returns when the newest checkpoint in `root` was committed (Unix time), None where there is none.
+
+    Cheap enough to ask each second: one listing and the time of one file. That of a folder would not do, since removing
+    an old checkpoint changes it too.
+    """
+    found = ((parse_step(folder.name), folder / COMMIT_NAME) for folder in root.glob("step-*"))
+    for _, marker in sorted(((step, path) for step, path in found if step is not None), reverse=True):
+        # Never completed, or removed by retention at this moment (on NFS: a stale handle).
+        with contextlib.suppress(OSError):
+            return marker.stat().st_mtime
+    return None
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -109,7 +109,7 @@ class StagedFolder:
                 f"a shard of {needed} bytes is larger than data.cache_limit_bytes ({self._limit})", "raise the limit"
             )
         # A directory listing each time: other processes add and remove files too.
-        files = sorted((entry.stat().st_mtime_ns, entry.stat().st_size, entry) for entry in _shard_files(self._cache))
+        files = sorted(_shard_files(self._cache))
         held = sum(size for _, size, _ in files)
         for _, size, entry in files:
             if held + needed <= self._limit:
@@ -129,10 +129,14 @@ def fault_of(path: Path, shard: ShardEntry) -> str | None:
     return None
 
 
-def _shard_files(cache: Path) -> Iterator[Path]:
+def _shard_files(cache: Path) -> Iterator[tuple[int, int, Path]]:
+    """Yields time of last use in ns, size in bytes and path; what another process removes meanwhile is left out."""
     for split in cache.iterdir() if cache.is_dir() else ():
-        if split.is_dir():
-            yield from (path for path in split.iterdir() if not path.name.startswith("."))
+        for path in split.iterdir() if split.is_dir() else ():
+            if not path.name.startswith("."):
+                with contextlib.suppress(FileNotFoundError):
+                    status = path.stat()
+                    yield status.st_mtime_ns, status.st_size, path
 
 
 @contextlib.contextmanager

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from moto import mock_aws
 
+from launch import checkpoints
 from launch.checkpoints import fetch_checkpoint, list_checkpoints, prune_checkpoints
 from launch.errors import UsageError
 from training.checkpoint import layout
 from training.checkpoint.settings import describe_interval, interval, open_store
+from training.checkpoint.verify import verify
 from training.config import RunConfig, dump_config
 from training.errors import ConfigError
 from training.records import RunFolder
@@ -71,6 +74,22 @@ def test_the_listing_says_step_age_size_world_state_and_place(tmp_path):
     assert "data.pt" in deep.rows[1].detail
     assert not deep.all_sound
     assert deep.rows[0].as_json()["evaluation_loss"] == 2.0
+
+
+def test_one_that_retention_removes_while_it_is_verified_is_no_damaged_one(tmp_path, monkeypatch):
+    run = _run(tmp_path)
+    for step in (10, 20):
+        _make(run.checkpoints, step)
+
+    def gone_before(folder, *, deep):
+        if layout.parse_step(folder.name) == 10:
+            shutil.rmtree(folder)
+        return verify(folder, deep=deep)
+
+    monkeypatch.setattr(checkpoints, "verify", gone_before)
+    listing = list_checkpoints(run)
+    assert [(row.step, row.state) for row in listing.rows] == [(20, "ok")]
+    assert listing.all_sound
 
 
 def test_local_and_remote_are_merged(store):

@@ -108,6 +108,21 @@ def test_first_error_of_any_rank_is_what_is_shown(tmp_path: Path) -> None:
     assert str(error) == "rank 1: no space\n  next: free some"
 
 
+def test_errors_that_are_cleared_during_the_look_are_left_out(tmp_path, monkeypatch):
+    run = RunFolder(tmp_path)
+    for rank in (0, 1):
+        run.write_error(RankError(rank=rank, time=20.0, cause="x", exit_code=1, expected=False))
+    read = Path.read_text
+
+    def gone_before(path, **how):
+        if path.name == "rank-0.json":
+            path.unlink()
+        return read(path, **how)
+
+    monkeypatch.setattr(Path, "read_text", gone_before)
+    assert [error.rank for error in run.read_errors()] == [1]
+
+
 def test_half_written_lines_are_not_read(tmp_path: Path) -> None:
     run = make(tmp_path, "lines")
     run.append(record(1))

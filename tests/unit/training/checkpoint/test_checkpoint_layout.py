@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +112,27 @@ def test_names_and_steps_are_inverse():
     assert layout.parse_step(layout.step_name(123456789)) == 123456789
     assert layout.parse_step("step-12") is None
     assert layout.parse_step("latest") is None
+
+
+def test_the_last_save_is_that_of_the_newest_committed_step(tmp_path, make_checkpoint):
+    assert layout.last_save(tmp_path / "none") is None
+    for step, moment in ((10, 300.0), (20, 200.0), (30, 100.0)):
+        os.utime(make_checkpoint(tmp_path, step) / "COMMIT", (moment, moment))
+    (tmp_path / "step-00000030" / "COMMIT").unlink()
+    (tmp_path / "step-other").mkdir()
+    layout.stage(tmp_path, 40)
+    assert layout.last_save(tmp_path) == 200.0, "step 30 was not completed, and 10 is older whatever its time says"
+
+
+def test_one_that_is_removed_during_the_look_was_not_the_last_save(tmp_path, make_checkpoint, monkeypatch):
+    for step in (10, 20):
+        os.utime(make_checkpoint(tmp_path, step) / "COMMIT", (float(step), float(step)))
+    read = Path.stat
+
+    def gone_before(path, **how):
+        if path.parent.name == "step-00000020":
+            shutil.rmtree(path.parent, ignore_errors=True)
+        return read(path, **how)
+
+    monkeypatch.setattr(Path, "stat", gone_before)
+    assert layout.last_save(tmp_path) == 10.0

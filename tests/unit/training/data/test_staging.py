@@ -2,6 +2,7 @@
 
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from moto.server import ThreadedMotoServer
 from training.data import Cursor, open_dataset, s3
 from training.data.manifest import read_manifest
 from training.data.prepare import prepare
+from training.data.staging import StagedFolder
 from training.errors import DataError, UsageError
 
 
@@ -100,6 +102,29 @@ def test_the_cache_keeps_to_its_limit(bucket, prepared, tmp_path):
         open_dataset("s3://data/set", cache_dir=tmp_path / "other", cache_limit_bytes=100, shuffle_window_bytes=1).read(
             np.array([0])
         )
+
+
+def test_a_file_that_another_process_takes_out_of_the_cache_is_not_counted(bucket, prepared, tmp_path, monkeypatch):
+    upload(bucket, prepared, "set")
+    shards = read_manifest(prepared).splits["train"]
+    names = [Path(shard.file).name for shard in shards]
+    cache = StagedFolder("s3://data/set", tmp_path / "cache", sum(shard.bytes for shard in shards))
+    for shard in shards[:-1]:
+        cache.path(shard)
+    read = Path.stat
+    taken = []
+
+    def gone_before(path, **how):
+        if path.name == names[0] and not taken:
+            taken.append(path)
+            path.unlink()
+        return read(path, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", gone_before)
+        cache.path(shards[-1])
+    assert taken
+    assert sorted(path.name for path in cached(tmp_path)) == sorted(names[1:])
 
 
 def test_a_damaged_download_is_tried_again_and_then_named(bucket, prepared, tmp_path, monkeypatch):
