@@ -52,5 +52,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if skipped:
         terminalreporter.write_line(
             f"{len(skipped)} test(s) were left out for want of something on this machine (reasons above). "
-            "As root on Debian or Ubuntu, .ci/packages installs it."
+            "As root on Debian or Ubuntu, .ci/packages installs it (.ci/packages qemu-system-x86 for `make test-vm`)."
         )
